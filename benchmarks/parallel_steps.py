@@ -11,7 +11,6 @@ ranks twice per layer in each pass (Shoeybi et al. 2019). Its pipeline has one m
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from benchmarks.pages import config_of
 from tight_fit.kernels.op import BACKWARD, FORWARD, OPTIMIZER, Op
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.layout import Layout
+from tight_fit.layouts.schedules import one_f_one_b
 from tight_fit.layouts.seconds import StepTime, step
 
 LENGTH, EXAMPLES, RANKS = 1024, 4, 4
@@ -41,12 +41,8 @@ def ranks(layout: str) -> list[TracedOps]:
 
 def planned(layout: str) -> StepTime:
     """The planned time of forward and backward pass of a layout."""
-    plan = SimpleNamespace(
-        recipe=SimpleNamespace(accumulation=1),
-        parallel=LAYOUTS[layout],
-        ranks=[SimpleNamespace(operations=traced) for traced in ranks(layout)],
-    )
-    return step(plan, GPU, LINK)
+    schedule = one_f_one_b(RANKS, 1) if LAYOUTS[layout].pipeline > 1 else None
+    return step(ranks(layout), GPU, LINK, schedule)
 
 
 def _data() -> list[TracedOps]:

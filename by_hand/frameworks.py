@@ -23,7 +23,6 @@ from helpers.data import Encoded
 from helpers.recipe import Recipe
 from helpers.train import rows_of_step
 from tight_fit.techniques.optimizers import make_optimizer
-from tight_fit.techniques.rules import check_ordinary
 from tight_fit.techniques.step import cross_entropy_sum, learning_rate, loss_sum
 
 
@@ -67,6 +66,24 @@ class MicroBatches(Dataset):
         return self.data.batch(part[0]) | {"examples": torch.tensor(part[1])}
 
 
+def check_ordinary(recipe: Recipe) -> None:
+    """Raises ValueError for what only the course's own step on one GPU does."""
+    for name, usual in (
+        ("loss", "full"),
+        ("compile", False),
+        ("offload", None),
+        ("float8", None),
+        ("optimizer_in_backward", False),
+    ):
+        if getattr(recipe, name) != usual:
+            raise ValueError(
+                f"These loops cannot take {name}={getattr(recipe, name)!r}, which is for the "
+                "course's own step on one GPU: leave it out."
+            )
+    if recipe.max_grad_norm is None:
+        raise ValueError("These loops cannot take max_grad_norm=None: give the norm to clip to.")
+
+
 def make_loader(recipe: Recipe, data: Encoded) -> DataLoader:
     """A DataLoader of micro-batches; iterate over it again for the next epoch.
 
@@ -74,7 +91,7 @@ def make_loader(recipe: Recipe, data: Encoded) -> DataLoader:
     change the numbers that dropout draws. Raises ValueError for fields that these loops do not
     know, gradients that are not clipped among them.
     """
-    check_ordinary(recipe, "These loops")
+    check_ordinary(recipe)
     return DataLoader(
         MicroBatches(data),
         batch_sampler=MicroBatchSampler(recipe, data),

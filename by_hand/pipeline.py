@@ -19,8 +19,9 @@ from torch import Tensor
 from by_hand.collectives import ring_all_reduce
 from by_hand.pipeline_runner import ActivationMeter, ScheduleRunner, StageMail
 from by_hand.pipeline_stage import SHARED, Stage
+from by_hand.timeline import Span
 from by_hand.transport import Transport
-from tight_fit.layouts.schedules import Schedule, Span
+from tight_fit.layouts.schedules import Schedule
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import Batch
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from by_hand.pipeline_stage import Stage
+from by_hand.timeline import Span
 from by_hand.transport import Transport
-from tight_fit.layouts.schedules import Action, Schedule, Span, consumer
+from tight_fit.layouts.schedules import Action, Schedule, consumer
 from tight_fit.techniques.settings import StepSettings
 from tight_fit.techniques.step import Batch, autocast
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+from by_hand.timeline import naive, pipedream, simulate
 from exercises.check import exercise
 from exercises.comparisons import agree, close
 from tight_fit.checks import plain
-from tight_fit.layouts.schedules import Action, Schedule, naive, one_f_one_b, pipedream, simulate
+from tight_fit.layouts.schedules import Action, Schedule, one_f_one_b
 
 
 @exercise(

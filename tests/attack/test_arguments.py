@@ -23,7 +23,7 @@ from tight_fit.gpus import GPU, GPUS, as_gpu, device, find, specs
 from tight_fit.layouts.cluster import Cluster
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.plan import plan_layout
-from tight_fit.layouts.seconds import Link, find_link, rate
+from tight_fit.layouts.seconds import Link, find_link
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model
 from tight_fit.plans.own_step import plan_custom_step
@@ -171,7 +171,6 @@ ENTRIES = {
     "described like": of(specs.described, "like", name="mine", **FIGURES),
     "arithmetic": Entry("precision", lambda value: specs.has_arithmetic(value, "T4"),
                         more=("FP16", "fp8", "int4")),
-    "a rate": Entry("precision", lambda value: rate("T4", value), more=("FP16", "fp8", "int4")),
     "device": Entry("device=", device, but=(None,)),
     # layouts and searches
     **each(Layout, ("data", "pipeline", "tensor", "context", "replicate"), NO_COUNT,

@@ -12,6 +12,7 @@ from by_hand import frameworks
 from helpers import models, train
 from helpers.parallel import launch
 from helpers.recipe import Recipe, replace
+from tests.attack import refused
 from tests.small import ROOT, without_dropout
 
 # 19 examples in steps of 8: the third step of an epoch has two micro-batches, the second of one
@@ -98,3 +99,20 @@ def test_deepspeeds_stages_give_the_plain_weights():
         )
         assert result["losses"] == pytest.approx(result["expected"], rel=1e-4)
         assert result["distance"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"loss": "chunked", "model": "decoder"}, "loss='chunked'"),
+        ({"offload": "activations"}, "offload='activations'"),
+        ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
+        ({"compile": True}, "compile=True"),
+        ({"float8": "tensorwise"}, "float8='tensorwise'"),
+        ({"max_grad_norm": None}, "norm to clip to"),
+    ],
+    ids=str,
+)
+def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
+    frameworks.check_ordinary(Recipe())
+    refused(ValueError, says, lambda: frameworks.check_ordinary(Recipe(**changes)))

@@ -8,19 +8,13 @@ import torch
 
 from by_hand.pipeline import clip_gradients, run
 from by_hand.pipeline_stage import SHARED, cut
+from by_hand.timeline import naive, pipedream
 from by_hand.transport import threads
 from helpers import models, train
 from helpers.recipe import Recipe
 from tests.forked import forked
 from tests.small import without_dropout
-from tight_fit.layouts.schedules import (
-    gpipe,
-    interleaved,
-    naive,
-    one_f_one_b,
-    pipedream,
-    zero_bubble,
-)
+from tight_fit.layouts.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tight_fit.techniques.step import loss_sum
 
 ROWS = 6

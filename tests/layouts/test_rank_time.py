@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 from transformers import LlamaConfig
 
+from by_hand.timeline import simulate
 from helpers.plan import plan
 from helpers.recipe import Recipe
 from tests.small import configured
@@ -15,14 +16,7 @@ from tight_fit.layouts.clocks import SLOWER, Clocks, Event, Stretch, events_of, 
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.plan import plan_step
-from tight_fit.layouts.schedules import (
-    consumer,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    simulate,
-    zero_bubble,
-)
+from tight_fit.layouts.schedules import consumer, gpipe, interleaved, one_f_one_b, zero_bubble
 from tight_fit.layouts.seconds import LINKS, Link
 from tight_fit.models.step import ModelStep
 from tight_fit.plans.model import plan_model_step

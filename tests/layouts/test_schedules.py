@@ -13,18 +13,14 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from by_hand.timeline import bubble, bubble_of_ideal, naive, pipedream, simulate
 from tight_fit.layouts.schedules import (
     Action,
     Schedule,
-    bubble,
-    bubble_of_ideal,
     gpipe,
     interleaved,
-    naive,
     needs,
     one_f_one_b,
-    pipedream,
-    simulate,
     zero_bubble,
 )
 

@@ -8,7 +8,6 @@ from transformers import LlamaConfig
 from tests.lessons.cells import facts_of, markdown_of, own_code, with_full
 from tight_fit.gpus.specs import find_gpu
 from tight_fit.kernels.step_seconds import operation_times
-from tight_fit.layouts import seconds
 from tight_fit.layouts.layout import parse
 from tight_fit.layouts.plan import plan_step
 from tight_fit.models.config import read
@@ -53,7 +52,7 @@ def test_lesson_14_says_why_ddp_is_slower_than_stage_2():
     job = ModelStep(read("Qwen/Qwen3-0.6B"), 4, 512, weights="fp32", precision="bf16")
     job = replace(job, checkpointing=True)
     ddp, stage_2 = (plan_step(job, parse(f"{name}=4")) for name in ("ddp", "zero2"))
-    steps = [seconds.step(one, "RTX 3060", "PCIe 3 x16") for one in (ddp, stage_2)]
+    steps = [one.step_seconds("RTX 3060", "PCIe 3 x16") for one in (ddp, stage_2)]
     difference = steps[0].total - steps[1].total
     update, passes = (_more(ddp, stage_2, phases) for phases in (("optimizer",), PASSES))
     waits = sum(steps[0].exposed.values()) - sum(steps[1].exposed.values())
@@ -67,7 +66,7 @@ def test_lesson_18_says_why_ddp_is_slower_than_what_it_takes():
     assert "DDP would take a quarter longer here: autocast casts the weights" in markdown_of("18")
     job = ModelStep.of("distilgpt2", batch_size=64, length=256, weights="fp32", precision="bf16")
     ddp, stage_2 = (plan_step(job, parse(f"{name}=2")) for name in ("ddp", "zero2"))
-    steps = [seconds.step(one, "RTX 3060", "PCIe 3 x16").total for one in (ddp, stage_2)]
+    steps = [one.step_seconds("RTX 3060", "PCIe 3 x16").total for one in (ddp, stage_2)]
     assert steps[0] / steps[1] == pytest.approx(1.25, abs=0.02)
     names = ("_to_copy", "mul", "add", "pow", "tanh", "tanh_backward")
     names += ("native_layer_norm", "native_layer_norm_backward")  # residuals, norms and GELU

@@ -141,9 +141,9 @@ def test_a_plan_on_a_gpu(recipe):
     assert peaks.allocated < most, "blocks are little more than their tensors"
     least = planned.allocation_trace.least
     assert tensors <= least <= peaks.reserved
-    assert planned.allocator_peaks("T4", capacity=least).reserved <= least
+    assert replay(planned.allocation_trace, WORKSPACE, least).reserved <= least
     with pytest.raises(CapacityExceeded):
-        planned.allocator_peaks("T4", capacity=peaks.allocated - 512)
+        replay(planned.allocation_trace, WORKSPACE, peaks.allocated - 512)
     room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * planned.peak))
     assert planned.fits(room) and planned.fits(room).over == 0
     assert not planned.fits(room._replace(memory=room.memory - KIB))

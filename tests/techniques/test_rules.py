@@ -5,31 +5,12 @@ import pytest
 import torch
 
 from helpers.recipe import Recipe
-from tests.attack import refused
-from tight_fit.techniques.rules import check_ordinary
 
 
 def test_a_record_of_before_has_the_fields_as_they_were():
     old = {"model": "vit", "lora_rank": 8, "optimizer": "adamw8bit"}
     assert Recipe.from_dict(old) == Recipe(**old)
     assert Recipe.from_dict(old).lora_targets == "query-value" and Recipe().base == "fp32"
-
-
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"loss": "chunked", "model": "decoder"}, "loss='chunked'"),
-        ({"offload": "activations"}, "offload='activations'"),
-        ({"optimizer_in_backward": True, "max_grad_norm": None}, "optimizer_in_backward=True"),
-        ({"compile": True}, "compile=True"),
-        ({"float8": "tensorwise"}, "float8='tensorwise'"),
-        ({"max_grad_norm": None}, "norm to clip to"),
-    ],
-    ids=str,
-)
-def test_ordinary_loops_refuse_what_only_the_courses_own_does(changes, says):
-    check_ordinary(Recipe(), "This loop")
-    refused(ValueError, says, lambda: check_ordinary(Recipe(**changes), "This loop"))
 
 
 # Numbers of NumPy and PyTorch are taken, and kept as Python's own.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tight_fit.command.arguments import whole_number
+from tight_fit.layouts.layout import WRAPPINGS
+from tight_fit.layouts.schedules import SCHEDULES
 
 MOST = 10**6  # of counts that nobody exceeds
 # The options that say something about a layout, and nothing without one.
@@ -45,7 +47,7 @@ def add_layout(add: Callable[..., object]) -> None:
     add("--no-reshard", action="store_true", help="keep weights gathered until the backward pass")
     add(
         "--wrap",
-        choices=("layers", "layers+embeddings"),
+        choices=WRAPPINGS,
         help="groups of FSDP2 (layers)",
     )
     add(
@@ -56,7 +58,7 @@ def add_layout(add: Callable[..., object]) -> None:
     )
     add(
         "--schedule",
-        choices=("gpipe", "1f1b", "interleaved", "zero-bubble"),
+        choices=SCHEDULES,
         help="of a pipeline's micro-batches, which --accumulation counts (1f1b)",
     )
     add(

@@ -34,6 +34,7 @@ USUAL = {"optimizer": "adamw", "accumulation": 1}  # what changes nothing where 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
 # The parts of this package that make plans: what plans one GPU, and no command.
 CODE = ("gpus", "kernels", "memory", "models", "plans", "search", "techniques", "trace", "*.py")
+DATA = ("gpus/table.csv", "kernels/constants.json")  # that their plans are made with
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,6 @@ def code() -> str:
     }
     sums = {
         str(file.relative_to(here)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files | {here / "kernels" / "constants.json"})
+        for file in sorted(files | {here / data for data in DATA})
     }
     return digest(sums)

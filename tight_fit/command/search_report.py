@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tight_fit.command.report import option, three_figures, weights_in_words
-from tight_fit.layouts.cluster import LIMITS
 from tight_fit.layouts.facts import Facts
 from tight_fit.models.step import ModelStep
 from tight_fit.search.layouts import PlannedTrial, Searched
@@ -15,7 +14,9 @@ from tight_fit.search.space import TIE, Trial
 from tight_fit.units import number, several, size, span
 
 AXES = {
-    **LIMITS,
+    "data": "data messages",
+    "tensor": "tensor messages",
+    "pipeline": "pipeline messages",
     "replicate": "messages between replicas",
     "context": "context messages",
     "expert": "expert messages",

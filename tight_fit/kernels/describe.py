@@ -9,7 +9,7 @@ import torch
 
 from tight_fit.kernels import names, products
 from tight_fit.kernels.op import Op
-from tight_fit.kernels.sizes import arithmetic, tensors, touched
+from tight_fit.kernels.sizes import arithmetic, channels_last, tensors, touched
 from tight_fit.torch_private import is_view, written_arguments
 
 # A multi-tensor kernel takes so many tensors a launch by lists of tensors, and 320 blocks of
@@ -26,7 +26,7 @@ def describe(function, args, kwargs, out) -> list[Op]:
     if name in names.VIEWS or name in names.NOTHING or is_view(function):
         return []
     if function.namespace in MESSAGES:
-        return [Op(name, "message", "fp32", 0, 0, sum(map(touched, tensors(out))))]
+        return [Op(name, "message", "fp32", 0, 0, _bytes(out))]
     if name in names.WAITS:
         return [Op(name, "wait", "fp32", 0, 0, 0)]
     for known, rule in RULES:
@@ -39,6 +39,11 @@ def describe(function, args, kwargs, out) -> list[Op]:
     return [_simple(function, name, args, kwargs, out)]
 
 
+def _bytes(values) -> int:
+    """Of all tensors in nested lists, tuples and dicts."""
+    return sum(map(touched, tensors(values)))
+
+
 def _traffic(function, args, kwargs, out) -> tuple[int, int]:
     """(bytes read, bytes written) of an operation that reads every operand and writes every result
     once."""
@@ -48,8 +53,8 @@ def _traffic(function, args, kwargs, out) -> tuple[int, int]:
         for position, word in written_arguments(function)
     ]
     changed = tensors(changed)
-    written = sum(map(touched, changed)) if changed else sum(map(touched, tensors(out)))
-    read = sum(map(touched, tensors((args, kwargs))))
+    written = _bytes(changed or out)
+    read = _bytes((args, kwargs))
     if name in names.FILLS or name == "copy_":
         read -= touched(args[0]) if tensors(args[:1]) else 0
     return max(0, read), written
@@ -62,12 +67,9 @@ def _simple(function, name, args, kwargs, out) -> Op:
     kind = "elementwise"
     shape: tuple[int, ...] = ()
     if name in names.SOFTMAXES:
-        kind, width = (
-            "softmax",
-            args[0].shape[args[1] if isinstance(args[1], int) else -1] if args[0].dim() else 1,
-        )
-        if "backward" in name:
-            width = args[0].shape[args[2]] if args[0].dim() else 1
+        kind = "softmax"
+        axis = args[2] if "backward" in name else args[1] if isinstance(args[1], int) else -1
+        width = args[0].shape[axis] if args[0].dim() else 1
         shape = (args[0].numel() // max(1, width), width)
     elif name in names.REDUCTIONS:
         kind = "reduction"
@@ -115,22 +117,14 @@ def _changes_layout(args, out) -> bool:
     target = args[0] if source is not args[0] else out
     if not isinstance(target, torch.Tensor) or source.dim() < 2 or source.shape != target.shape:
         return False
-    order = [
-        sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1)
-        for tensor in (source, target)
-    ]
-    fastest = [
-        next(
-            (
-                axis
-                for axis in reversed(range(tensor.dim()))
-                if tensor.stride(axis) == 1 and tensor.shape[axis] > 1
-            ),
-            None,
-        )
-        for tensor in (source, target)
-    ]
-    return fastest[0] != fastest[1] and None not in fastest and bool(order[0])
+    before, after = _fastest_axis(source), _fastest_axis(target)
+    return before != after and None not in (before, after)
+
+
+def _fastest_axis(tensor: torch.Tensor) -> int | None:
+    """The axis along which neighbours lie side by side; None where none does."""
+    axes = (axis for axis in reversed(range(tensor.dim())) if tensor.shape[axis] > 1)
+    return next((axis for axis in axes if tensor.stride(axis) == 1), None)
 
 
 def _multi_tensor(function, name, args, kwargs, out) -> Op:
@@ -138,59 +132,34 @@ def _multi_tensor(function, name, args, kwargs, out) -> Op:
     lists = [value for value in args if isinstance(value, (list, tuple)) and tensors(value)]
     read, written = _traffic(function, args, kwargs, out)
     count = len(lists[0]) if lists else 1
-    depth = min(
-        len(lists) + (0 if written_arguments(function) or not tensors(out) else 1),
-        len(TENSORS_A_LAUNCH),
-    )
+    more = 0 if written_arguments(function) or not tensors(out) else 1
+    depth = max(1, min(len(lists) + more, len(TENSORS_A_LAUNCH)))
     blocks = sum(-(-tensor.numel() // BLOCK) for tensor in tensors(lists[:1]))
-    launches = max(
-        1, -(-count // TENSORS_A_LAUNCH[max(depth, 1) - 1]), -(-blocks // BLOCKS_A_LAUNCH)
-    )
+    launches = max(1, -(-count // TENSORS_A_LAUNCH[depth - 1]), -(-blocks // BLOCKS_A_LAUNCH))
     elements = (sum(tensor.numel() for tensor in tensors(lists[:1])),)
     return Op(name, "multi_tensor", "fp32", 0, read, written, elements, "", launches)
 
 
 def _layer_norm(name, args, kwargs, out) -> list[Op]:
     if name == "native_layer_norm":
-        width = prod(args[1])
-        return [
-            Op(
-                name,
-                "norm",
-                arithmetic(args[0]),
-                0,
-                sum(map(touched, tensors(args))),
-                sum(map(touched, tensors(out))),
-                (args[0].numel() // width, width),
-            )
-        ]
+        width, read, written = prod(args[1]), _bytes(args), _bytes(out)
+        rows = (args[0].numel() // width, width)
+        return [Op(name, "norm", arithmetic(args[0]), 0, read, written, rows)]
     gradient, source, shape = args[:3]
     width, size = prod(shape), touched(gradient) + touched(source)
     rows = (source.numel() // width, width)
     kernels = [Op(name, "norm", arithmetic(source), 0, size, touched(source), rows)]
-    if any(
-        args[-1][1:]
-    ):  # the sums over rows, of the weight's and bias's gradients, are a kernel of their own
-        kernels.append(
-            Op(name, "reduction", arithmetic(source), 0, size, 2 * width * 4, rows, "columns")
-        )
+    # The sums over rows, of the weight's and bias's gradients, are a kernel of their own.
+    if any(args[-1][1:]):
+        written = 2 * width * 4
+        kernels.append(Op(name, "reduction", arithmetic(source), 0, size, written, rows, "columns"))
     return kernels
 
 
 def _group_norm(name, args, kwargs, out) -> list[Op]:
-    read, written = sum(map(touched, tensors(args))), sum(map(touched, tensors(out)))
-    passes = 2 if args[0].numel() else 1
-    return [
-        Op(
-            name,
-            "norm",
-            arithmetic(args[0]),
-            0,
-            read * passes,
-            written,
-            (args[0].shape[0], args[0].numel() // max(1, args[0].shape[0])),
-        )
-    ]
+    first, passes = args[0], 2 if args[0].numel() else 1
+    rows = (first.shape[0], first.numel() // max(1, first.shape[0]))
+    return [Op(name, "norm", arithmetic(first), 0, _bytes(args) * passes, _bytes(out), rows)]
 
 
 def _batch_norm(name, args, kwargs, out) -> list[Op]:
@@ -198,45 +167,18 @@ def _batch_norm(name, args, kwargs, out) -> list[Op]:
     and input both are."""
     back = "backward" in name
     source = args[1] if back else args[0]
-    large = touched(source) * (2 if back else 1)
-    last = (
-        source.dim() == 4
-        and source.shape[1] > 1
-        and source.is_contiguous(memory_format=torch.channels_last)
-    )
-    training = (
-        True if back else bool(next((value for value in args if isinstance(value, bool)), True))
-    )
-    return [
-        Op(
-            name,
-            "batch_norm",
-            arithmetic(source),
-            0,
-            large * (2 if training else 1),
-            touched(source),
-            (
-                source.shape[1] if source.dim() > 1 else 1,
-                source.numel() // max(1, source.shape[1] if source.dim() > 1 else 1),
-            ),
-            "nhwc" if last else "nchw",
-        )
-    ]
+    training = back or next((value for value in args if isinstance(value, bool)), True)
+    read = touched(source) * (2 if back else 1) * (2 if training else 1)
+    channels = source.shape[1] if source.dim() > 1 else 1
+    shape = (channels, source.numel() // max(1, channels))
+    layout = "nhwc" if channels_last(source) else "nchw"
+    return [Op(name, "batch_norm", arithmetic(source), 0, read, touched(source), shape, layout)]
 
 
 def _gather(name, args, kwargs, out) -> list[Op]:
     rows = tensors(out)[0]
-    indices = tensors(args[1:])
-    return [
-        Op(
-            name,
-            "gather",
-            arithmetic(rows),
-            0,
-            touched(rows) + sum(map(touched, indices)),
-            touched(rows),
-        )
-    ]
+    read = touched(rows) + _bytes(args[1:])
+    return [Op(name, "gather", arithmetic(rows), 0, read, touched(rows))]
 
 
 def _scatter(name, args, kwargs, out) -> list[Op]:
@@ -244,7 +186,7 @@ def _scatter(name, args, kwargs, out) -> list[Op]:
     and added."""
     result = tensors(out)[0] if tensors(out) else args[0]
     given = tensors(args if name == "embedding_dense_backward" else args[1:])
-    moved = sum(map(touched, given))
+    moved = _bytes(given)
     whole = 0 if name.endswith("_") else touched(result)
     return [Op(name, "scatter", arithmetic(result), 0, moved * 2, whole + moved, (), "", 4)]
 
@@ -254,7 +196,7 @@ def _fsdp_copy(name, args, kwargs, out) -> list[Op]:
     once, and as much is written, in the dtype of the buffer."""
     given = tensors(args[0])
     buffer = args[1] if name == "all_gather_copy_in" else kwargs.get("out", args[0])
-    read = sum(map(touched, given))
+    read = _bytes(given)
     width = tensors(buffer)[0].element_size() / given[0].element_size()
     return [Op(name, "elementwise", arithmetic(given[0]), 0, read, int(read * width))]
 
@@ -263,7 +205,7 @@ def _eight_bit(name, args, kwargs, out) -> list[Op]:
     """bitsandbytes' step: reads gradient, weight, states and their scales, writes all but the
     gradient."""
     gradient = next(value for value in tensors((args, kwargs)))
-    every = sum(map(touched, tensors((args, kwargs))))
+    every = _bytes((args, kwargs))
     elements = (gradient.numel(),)
     return [Op(name, "multi_tensor", "fp32", 0, every, every - touched(gradient), elements)]
 

@@ -24,17 +24,11 @@ from tight_fit.gpus.specs import GpuSpecs
 from tight_fit.kernels.host_memory import KINDS
 from tight_fit.kernels.op import Op
 
+# fmt: off
 TILES = (
-    (128, 128),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-    (128, 32),
-    (32, 128),
-    (64, 32),
-    (32, 64),
-    (32, 32),
+    (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (32, 32),
 )
+# fmt: on
 TENSOR_TILES = ((256, 128), (128, 256), *TILES)
 PARTS = (1, 2, 4, 8, 16)
 STEP = 8  # a sum is walked through in steps of so many terms
@@ -96,8 +90,7 @@ def tiled_seconds(
 
 def moving_seconds(moved, bandwidth: float, share: float, l2: int, faster: float) -> np.ndarray:
     """Seconds to move so many bytes (array or number) at `share` of the bandwidth; the part of them
-    that fits into the
-    level-2 cache beside the rest moves `faster` times as fast."""
+    that fits into the level-2 cache beside the rest moves `faster` times as fast."""
     moved = np.asarray(moved, dtype=float)
     hit = np.clip(1 - moved / l2, 0, 1)
     return moved * (1 - hit * (1 - 1 / faster)) / (bandwidth * share)
@@ -149,55 +142,37 @@ def seconds_at_full_rate(op: Op, gpu: GpuSpecs, tf32: bool = False) -> float:
 def _group(op: Op, tf32: bool) -> tuple[str, str, str]:
     """(kind, arithmetic, flavour): operations of a group differ in their sizes only."""
     if op.kind not in PRODUCTS:
-        return (
-            (
-                "wide_softmax"
-                if op.kind == "softmax" and op.shape and op.shape[1] > WIDE
-                else op.kind
-            ),
-            "",
-            op.layout,
-        )
-    arithmetic = {"fp32": "tf32" if tf32 else "fp32", "fp64": "fp32"}.get(
-        op.arithmetic, op.arithmetic
-    )
-    return (
-        op.kind,
-        arithmetic,
-        "batched"
-        if op.kind == "matmul" and op.shape[0] > 1
-        else ""
-        if op.kind == "matmul"
-        else op.layout,
-    )
+        wide = op.kind == "softmax" and op.shape and op.shape[1] > WIDE
+        return "wide_softmax" if wide else op.kind, "", op.layout
+    if op.arithmetic in ("fp32", "fp64"):
+        arithmetic = "tf32" if tf32 and op.arithmetic == "fp32" else "fp32"
+    else:
+        arithmetic = op.arithmetic
+    if op.kind == "matmul":
+        return op.kind, arithmetic, "batched" if op.shape[0] > 1 else ""
+    return op.kind, arithmetic, op.layout
 
 
 def _rule(known: dict, gpu: GpuSpecs, arithmetic: str, batched: bool) -> dict:
     """The constants of a product for `tiled_seconds`. Those of tensor cores were fitted on an RTX
-    3090, whose multiprocessors do
-    512 operations a clock; faster ones are harder to feed with numbers. A GPU that reaches less of
-    its fp32 peak than an A100,
-    for want of power, is taken to lose as much here. A GPU that was calibrated has its own."""
+    3090, whose multiprocessors do 512 operations a clock; faster ones are harder to feed with
+    numbers. A GPU that reaches less of its fp32 peak than an A100, for want of power, is taken to
+    lose as much here. A GPU that was calibrated has its own."""
     if gpu.rates is not None:
         tiles = TILES if arithmetic == "fp32" else TENSOR_TILES
         found = gpu.rates.product(arithmetic, batched)
         assert found is not None, "a file without it is refused when it is read"
         return found._asdict() | {"tiles": tiles}
     measured = known["gpus"]
-    own = measured[gpu.like]["batched" if batched else "linear"]
     if arithmetic == "fp32":
-        return own | {"tiles": TILES}
+        return measured[gpu.like]["batched" if batched else "linear"] | {"tiles": TILES}
     rule, feeding = known["shared"]["tensor"], known["shared"]["feeding"]
     ops = gpu.tensor_ops or gpu.peak(arithmetic) / (gpu.sms * gpu.clock) * SIZE[arithmetic] / 2
     hunger = ops / 512
-    power = min(
-        1.0,
-        measured[gpu.like]["linear"]["efficiency"] / measured["A100-40GB"]["linear"]["efficiency"],
-    )
-    return rule | {
-        "tiles": TENSOR_TILES,
-        "efficiency": rule["efficiency"] * power / (1 + feeding * max(0.0, hunger - 1)),
-    }
+    reached = (measured[name]["linear"]["efficiency"] for name in (gpu.like, "A100-40GB"))
+    power = min(1.0, next(reached) / next(reached))
+    efficiency = rule["efficiency"] * power / (1 + feeding * max(0.0, hunger - 1))
+    return rule | {"tiles": TENSOR_TILES, "efficiency": efficiency}
 
 
 def _shares(known: dict, gpu: GpuSpecs) -> dict:
@@ -235,14 +210,9 @@ def aligned(op: Op) -> bool:
 
 def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    seconds = tiled_seconds(
-        np.array([op.shape for op in ops]).T,
-        SIZE[arithmetic],
-        gpu.sms,
-        gpu.held(arithmetic),
-        bandwidth,
-        **_rule(known, gpu, arithmetic, flavour == "batched"),
-    )
+    rule = _rule(known, gpu, arithmetic, flavour == "batched")
+    shapes, size = np.array([op.shape for op in ops]).T, SIZE[arithmetic]
+    seconds = tiled_seconds(shapes, size, gpu.sms, gpu.held(arithmetic), bandwidth, **rule)
     if gpu.rates is not None and SIZE[arithmetic] == 2:
         slow = np.array([not aligned(op) for op in ops])
         seconds = np.where(slow, seconds / gpu.rates.unaligned, seconds)
@@ -251,27 +221,19 @@ def _matmul(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
 
 def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     """A product of pixels and taps whose operands are read once, not once a tap. In tensor cores
-    channels come last:
-    images in the other order are turned before and after."""
+    channels come last: images in the other order are turned before and after."""
     own = known["shared"]["convolution"]
     bandwidth = gpu.bandwidth * _shares(known, gpu)["elementwise"]
-    rule = _rule(known, gpu, arithmetic, False) | (
-        {"small_tile": own["small_tile"]} if arithmetic != "fp32" else {}
-    )
-    busy = tiled_seconds(
-        np.array([op.shape for op in ops]).T,
-        SIZE[arithmetic],
-        gpu.sms,
-        gpu.held(arithmetic),
-        np.inf,
-        **rule,
-    )
+    rule = _rule(known, gpu, arithmetic, False)
+    if arithmetic != "fp32":
+        rule |= {"small_tile": own["small_tile"]}
+    shapes, size = np.array([op.shape for op in ops]).T, SIZE[arithmetic]
+    busy = tiled_seconds(shapes, size, gpu.sms, gpu.held(arithmetic), np.inf, **rule)
     busy = busy / own["weights" if flavour.endswith("/weights") else "pixels"]
     if arithmetic != "fp32" and flavour.startswith("nhwc"):
         slow = np.array([_slow_groups(op) for op in ops])
-        busy = np.where(
-            slow, np.array([op.flops for op in ops]) / (gpu.held("fp32") * own["slow_groups"]), busy
-        )
+        flops = np.array([op.flops for op in ops])
+        busy = np.where(slow, flops / (gpu.held("fp32") * own["slow_groups"]), busy)
     seconds = np.maximum(busy, moved / (bandwidth * own["moving"]))
     if arithmetic != "fp32" and flavour.startswith("nchw"):
         seconds += own["turning"] * moved / bandwidth
@@ -280,8 +242,7 @@ def _convolution(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarra
 
 def _slow_groups(op: Op) -> bool:
     """Whether cuDNN of 2022 has no tensor-core kernel for a grouped convolution with channels last:
-    it has one for 8, 12, 16
-    ... groups of 4, 8, 16 or 32 channels."""
+    it has one for 8, 12, 16 ... groups of 4, 8, 16 or 32 channels."""
     groups, width = op.shape[0], op.shape[1 if op.layout.endswith("/weights") else 2]
     return groups > 1 and (groups < 8 or groups % 4 > 0 or width not in (4, 8, 16, 32))
 
@@ -291,10 +252,8 @@ def _depthwise(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     outside tensor cores."""
     own = known["shared"]["depthwise"]
     share = _shares(known, gpu)["elementwise"] * own["moving"]
-    return np.maximum(
-        moved / (gpu.bandwidth * share),
-        np.array([op.flops for op in ops]) / (gpu.held("fp32") * own[flavour]),
-    )
+    busy = np.array([op.flops for op in ops]) / (gpu.held("fp32") * own[flavour])
+    return np.maximum(moved / (gpu.bandwidth * share), busy)
 
 
 def _attention(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
@@ -312,11 +271,9 @@ def _moving(ops, moved, kind, arithmetic, flavour, gpu, known) -> np.ndarray:
     name = f"{kind} {flavour}" if kind == "batch_norm" and flavour else kind
     if kind == "elementwise" and flavour in shares:
         kind = flavour
-    share = (
-        shares[kind]
-        if kind in shares and kind != "batch_norm"
-        else shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
-    )
+    share = shares["elementwise"] * known["shared"]["moving"].get(name, 1.0)
+    if kind in shares and kind != "batch_norm":
+        share = shares[kind]
     return moving_seconds(moved, gpu.bandwidth, share, gpu.l2, known["shared"]["l2"])
 
 

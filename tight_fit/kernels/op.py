@@ -15,7 +15,7 @@ class Op(NamedTuple):
     kind        "matmul", "attention", "convolution", "depthwise", "softmax", "norm", "batch_norm",
                 "reduction", "elementwise", "transpose" (a copy between layouts), "gather",
                 "scatter", "multi_tensor" (foreach, fused and 8-bit optimizers) "message" (a
-                collective: it takes no time here; `strategy.rank_time` times it) or "wait" (the CPU
+                collective: it takes no time here; `layouts.clocks` times it) or "wait" (the CPU
                 asks for a value); of the host's memory "to host", "from host" (copies), "host" (the
                 CPU computes) and "await" (the GPU waits for copies): see `kernels.host_memory`
     arithmetic  type of the numbers that are multiplied: "fp32", "fp16", "bf16",

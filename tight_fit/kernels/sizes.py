@@ -34,3 +34,10 @@ def touched(tensor: torch.Tensor) -> int:
 def arithmetic(tensor: torch.Tensor) -> str:
     """The arithmetic of a tensor's numbers, as in `Op`; that of whole numbers counts as fp32."""
     return ARITHMETIC.get(tensor.dtype, "fp32")
+
+
+def channels_last(images: torch.Tensor) -> bool:
+    """Whether the channels of images lie side by side (memory_format=torch.channels_last)."""
+    if images.dim() != 4 or images.shape[1] < 2:
+        return False
+    return images.is_contiguous(memory_format=torch.channels_last)

@@ -9,12 +9,6 @@ from tight_fit.checks import whole
 from tight_fit.gpus import GPU, as_gpu
 from tight_fit.layouts.seconds import Link, find_link
 
-LIMITS = {
-    "data": "data messages",
-    "tensor": "tensor messages",
-    "pipeline": "pipeline messages",
-}
-
 
 @dataclass(frozen=True, init=False)
 class Cluster:

@@ -8,12 +8,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from tight_fit.checks import clipped, of_type, one_of, true_or_false, whole
+from tight_fit.layouts.schedules import SCHEDULES
 
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
 WRAPPINGS = ("layers", "layers+embeddings")
 # Of the grid; tensor ranks are neighbours, and stages of a pipeline the farthest apart.
 AXES = ("pipeline", "replicate", "data", "context", "tensor")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 MOST_RANKS = 100_000  # along one axis
 SHORT = {"dp": "ddp", "tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
 BESIDE = ("pipeline", "tensor", "context", "expert")  # beside the axis of the data ranks, or in it

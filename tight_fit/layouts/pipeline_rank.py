@@ -1,6 +1,6 @@
 """One rank of a pipeline of any decoder: its stages, run by torch.distributed.pipelining.
 
-The same code runs on real ranks, with gloo or NCCL, and without any (`strategy.plan_pipeline`).
+The same code runs on real ranks, with gloo or NCCL, and without any (`layouts.trace_pipeline`).
 Gradients are summed over micro-batches and data ranks: each loss is divided by the labels of the
 whole step, as a single process does.
 """

@@ -28,10 +28,11 @@ from tight_fit.layouts.fake_rank import refuse_a_rank
 from tight_fit.layouts.layout import Layout, parse
 from tight_fit.layouts.messages import SentMessage
 from tight_fit.layouts.open_ranks import OpenRanks
-from tight_fit.layouts.plan_pipeline import trace_stage
 from tight_fit.layouts.rank import local_step
+from tight_fit.layouts.schedules import schedule_of
 from tight_fit.layouts.seconds import Link
 from tight_fit.layouts.trace import streams_of, trace_model_rank
+from tight_fit.layouts.trace_pipeline import trace_stage
 from tight_fit.layouts.wrapping import layers, prefetch
 from tight_fit.memory.allocator import AllocatorPeaks, replay
 from tight_fit.memory.plan import Fit, Plan, check_device, to_plan
@@ -86,23 +87,16 @@ class LayoutPlan(Plan):
         return most
 
     @property
-    def parallel(self) -> Layout:
-        """The layout, as `layouts.seconds.step` asks for it."""
-        return self.layout
-
-    @property
     def ranks(self) -> tuple[LayoutPlan, ...]:
         """The plan itself, which stands for all ranks, or those of the ranks of a pipeline."""
         return self.stages or (self,)
 
-    def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
-        """As `Plan.allocator_peaks`, without a capacity.
+    def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
+        """As `Plan.allocator_peaks`.
 
         FSDP2 allocates the buffers of its messages on streams of their own, and PyTorch's allocator
         has pools for each stream, so that what they reserve adds up.
         """
-        if capacity is not None:
-            raise ValueError("A capacity cannot be given for several streams: leave it out.")
         peaks = super().allocator_peaks(gpu)
         if not self.streams.any():
             return peaks
@@ -130,7 +124,10 @@ class LayoutPlan(Plan):
         self, gpu: Any, links: Link | str | Mapping[str, Link | str]
     ) -> step_time.StepTime:
         """The time of the step of all ranks, messages included, as `layouts.seconds.step`."""
-        return step_time.step(self, gpu, links)
+        layout, schedule = self.layout, None
+        if layout.pipeline > 1:
+            schedule = schedule_of(layout.schedule, layout.pipeline, self.recipe.accumulation)
+        return step_time.step([rank.operations for rank in self.ranks], gpu, links, schedule)
 
     def seconds_on(self, cluster: Cluster) -> step_time.StepTime:
         """The same on a cluster, whose links each axis of the layout uses as its ranks lie.

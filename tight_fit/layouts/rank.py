@@ -1,6 +1,6 @@
 """One rank of a layout of any Hugging Face model: torch's own engines around it, and its step.
 
-The same code runs on real ranks, with gloo or NCCL, and without any (`strategy.plan_layout`).
+The same code runs on real ranks, with gloo or NCCL, and without any (`layouts.plan.plan_layout`).
 Gradients are summed over the ranks and not averaged: each rank divides its loss by the labels of
 the whole step, as a single process does.
 """

@@ -2,7 +2,7 @@
 
 Each rank's kernels are timed as `Plan.seconds` does for one GPU (docs/gpu-time.md). Its messages
 take what their bytes take on a link, and a time to begin; what runs beside computation is decided
-by their places in the step (`rank_time`). The stages of a pipeline wait for each other as their
+by their places in the step (`clocks`). The stages of a pipeline wait for each other as their
 schedule says.
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
-from typing import Protocol
 
-from tight_fit.checks import PRECISIONS, of_type, one_of, real, shown
-from tight_fit.gpus import GPU, as_gpu
-from tight_fit.gpus.specs import ARITHMETICS, SPECS, find_gpu
+from tight_fit.checks import of_type, one_of, real, shown
+from tight_fit.gpus import GPU
+from tight_fit.gpus.specs import find_gpu
 from tight_fit.kernels.traced_ops import TracedOps
 from tight_fit.layouts.clocks import Clocks, events_of, play
 from tight_fit.layouts.messages import SentMessage
-from tight_fit.layouts.stages import schedule_of
-from tight_fit.techniques.settings import StepSettings
+from tight_fit.layouts.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,6 @@ LINKS = {
 }
 BEGIN = 8e-6  # seconds that NCCL's kernel takes to begin and to end
 
-# FLOPs per second by arithmetic, {GPU: {arithmetic: peak}}: those of the data sheets that
-# gpus/table.py names; 0 where the GPU has no such arithmetic.
-PEAKS = {
-    name: {arithmetic: getattr(specs, arithmetic) for arithmetic in ARITHMETICS}
-    for name, specs in SPECS.items()
-}
-# The usual rule of thumb: a training step of a transformer reaches this fraction of the peak (0.21
-# to 0.46 in four language models; Chowdhery et al. 2022, PaLM, table 3). No plan uses it: it is for
-# estimates on the back of an envelope, and docs/gpu-time.md shows by how much they miss.
-UTILIZATION = 0.4
-
 # How many messages follow one another in a collective of n ranks; each of them pays the latency
 # once. A small all-reduce runs over a tree, up and down, the others over a ring (NCCL's choice;
 # Patarasuk and Yuan 2009 for the ring). An all-to-all is a message to each of the other ranks.
@@ -86,36 +73,6 @@ _MESSAGES_IN_A_ROW = {
 }
 # The axes of all layouts, in the order in which waiting is told of them.
 AXES = ("data", "expert_data", "replicate", "context", "tensor", "expert", "pipeline")
-
-
-class TimedRank(Protocol):
-    """What the model needs of a rank's plan."""
-
-    @property
-    def operations(self) -> TracedOps | None: ...
-
-
-class Stages(Protocol):
-    """What the model needs of a layout: the stages of its pipeline, and their schedule."""
-
-    @property
-    def pipeline(self) -> int: ...
-
-    @property
-    def schedule(self) -> str: ...
-
-
-class TimedPlan(Protocol):
-    """What the model needs of a layout's plan, as `layouts.plan.LayoutPlan` has it."""
-
-    @property
-    def recipe(self) -> StepSettings: ...
-
-    @property
-    def parallel(self) -> Stages: ...
-
-    @property
-    def ranks(self) -> Sequence[TimedRank]: ...
 
 
 @dataclass(frozen=True)
@@ -153,21 +110,6 @@ class StepTime:
         return f"{self.total * 1e3:.1f} ms: {self.compute * 1e3:.1f} ms of work{bubble}{waits}"
 
 
-def rate(gpu: GPU | str, precision: str) -> float:
-    """FLOPs per second by the rule of thumb: `UTILIZATION` of the GPU's peak.
-
-    Raises ValueError for an unknown GPU, one without a known peak, and one without the precision.
-    """
-    one_of("precision", precision, PRECISIONS)
-    name = as_gpu(gpu).name  # raises with the names there are
-    if name not in PEAKS:
-        raise ValueError(f"No peak is known for gpu={name!r}: use one of {', '.join(PEAKS)}.")
-    if not PEAKS[name][precision]:
-        known = ", ".join(kind for kind, peak in PEAKS[name].items() if peak)
-        raise ValueError(f"The {name} has no {precision} arithmetic: use {known}.")
-    return PEAKS[name][precision] * UTILIZATION
-
-
 def find_link(links: Link | str | Mapping[str, Link | str], axis: str) -> Link:
     """The link of an axis. `links` is one for all, by itself or by its name, or one for each axis.
 
@@ -191,24 +133,28 @@ def transfer(sent: SentMessage, link: Link) -> float:
     return BEGIN + in_a_row * link.latency + sent.bytes / link.speed
 
 
-def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link | str]) -> StepTime:
+def step(
+    ranks: Sequence[TracedOps | None],
+    gpu: GPU | str,
+    links: Link | str | Mapping[str, Link | str],
+    schedule: Schedule | None = None,
+) -> StepTime:
     """The time of one optimizer step of a planned layout.
 
-    links  one for all axes, or one for each: {"data": ..., "tensor": ..., "pipeline": ...}
+    ranks     the operations of the ranks of a pipeline, or of the one that stands for all
+    links     one for all axes, or one for each: {"data": ..., "tensor": ..., "pipeline": ...}
+    schedule  of the pipeline, if there is one
     Raises ValueError for an unknown GPU or link, a missing axis, an arithmetic that the GPU lacks,
     and a plan without traced operations (for a CPU).
     """
-    specs, stages = find_gpu(gpu), plan.parallel.pipeline
-    ranks = [events_of(_operations(rank), specs) for rank in plan.ranks]
-    axes = {event.message.axis for events in ranks for event in events if event.message}
+    specs = find_gpu(gpu)
+    events = [events_of(_planned(traced), specs) for traced in ranks]
+    axes = {event.message.axis for own in events for event in own if event.message}
     by_axis = {axis: find_link(links, axis) for axis in AXES if axis in axes}
-    schedule = None
-    if stages > 1:
-        schedule = schedule_of(plan.parallel.schedule, stages, plan.recipe.accumulation)
 
     def played(free: set[str]) -> list[Clocks]:
         return play(
-            ranks,
+            events,
             lambda sent: 0.0 if sent.axis in free else transfer(sent, by_axis[sent.axis]),
             schedule,
         )
@@ -216,7 +162,7 @@ def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link 
     def total(clocks: Sequence[Clocks]) -> float:
         return max(clock.gpu for clock in clocks)
 
-    compute = max(Clocks(lambda sent: 0.0).play(events) for events in ranks)
+    compute = max(Clocks(lambda sent: 0.0).play(own) for own in events)
     slowest = played(set())
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
@@ -232,7 +178,7 @@ def step(plan: TimedPlan, gpu: GPU | str, links: Link | str | Mapping[str, Link 
     return StepTime(compute, max(0.0, before - compute), exposed, hidden)
 
 
-def _operations(rank: TimedRank) -> TracedOps:
-    if rank.operations is None:
+def _planned(traced: TracedOps | None) -> TracedOps:
+    if traced is None:
         raise ValueError('This plan has no seconds: plan it for device="cuda".')
-    return rank.operations
+    return traced

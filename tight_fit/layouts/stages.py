@@ -15,10 +15,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tight_fit.checks import one_of
-from tight_fit.layouts import schedules
 from tight_fit.layouts.layout import Layout
-from tight_fit.layouts.schedules import Schedule
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.techniques.precision import DTYPES
@@ -28,21 +25,6 @@ from tight_fit.techniques.step import AUTOCAST, autocast
 # does nothing but its layers: tests compare their stages with the whole model. Others may scale
 # the embeddings first (Gemma, Granite), or add positions to them (GPT-2).
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "mixtral", "qwen3_moe")
-MAKE = {
-    "gpipe": schedules.gpipe,
-    "1f1b": schedules.one_f_one_b,
-    "interleaved": schedules.interleaved,
-    "zero-bubble": schedules.zero_bubble,
-}
-
-
-def schedule_of(name: str, ranks: int, micro_batches: int) -> Schedule:
-    """The order of the actions of a pipeline's ranks; they are those of torch's own schedules.
-
-    Raises ValueError for an unknown name and for micro-batches that the schedule cannot take.
-    """
-    one_of("schedule", name, MAKE)
-    return MAKE[name](ranks, micro_batches)
 
 
 def check_pipeline(model_step: ModelStep, layout: Layout) -> None:

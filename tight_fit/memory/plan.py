@@ -100,19 +100,17 @@ class Plan:
         "generation" of the completions of grpo."""
         return PHASES[self.phases[self.peak_index]]
 
-    def allocator_peaks(self, gpu: str | GPU, capacity: int | None = None) -> AllocatorPeaks:
+    def allocator_peaks(self, gpu: str | GPU) -> AllocatorPeaks:
         """The allocated and the reserved peak (bytes) that PyTorch's CUDA allocator would report.
 
-        capacity  bytes that the allocator may reserve; None sets no limit
-        Raises ValueError for an unknown GPU or a plan for a CPU, and allocator.CapacityExceeded
-        where the capacity does not suffice.
+        Raises ValueError for an unknown GPU or a plan for a CPU.
         """
         if self.device != "cuda":
             raise ValueError('A CPU has no caching allocator: plan for device="cuda".')
         workspace = cublas_workspace(as_gpu(gpu)) // 2
-        if capacity is None and workspace == WORKSPACE:
+        if workspace == WORKSPACE:
             return self.allocation_trace.unlimited
-        return replay(self.allocation_trace, workspace, capacity)
+        return replay(self.allocation_trace, workspace)
 
     @property
     def overhead(self) -> int:
@@ -131,7 +129,7 @@ class Plan:
 
         It is a model of the machine, with constants fitted from published measurements
         (docs/gpu-time.md), and not exact as bytes are. Of a rank of a layout it is its own work,
-        without its messages (`ParallelPlan.seconds` has them). Raises ValueError for an unknown
+        without its messages (`LayoutPlan.step_seconds` has them). Raises ValueError for an unknown
         GPU, one without an arithmetic that the step uses, and a plan whose operations were not
         traced: for a CPU, of real tensors, or by interpolation.
         """
@@ -224,7 +222,7 @@ def to_plan(
     """Turn a traced step into a plan.
 
     traced  (trace of one step, number of parameters of the model)
-    sizes   int64 [storages], bytes that replace those of the trace (`plan.interpolate`)
+    sizes   int64 [storages], bytes that replace those of the trace (`plans.batch_line`)
     """
     storage_trace, parameters = traced
     asked = np.array(storage_trace.bytes) if sizes is None else sizes

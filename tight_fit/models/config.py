@@ -30,7 +30,7 @@ class CannotPlan(ValueError):
 class Task(NamedTuple):
     """What a model may be trained for."""
 
-    mapping: str  # transformers' table of the classes for it
+    mapping: str  # transformers' table of the classes for it, without MODEL_FOR_ and _MAPPING
     reads: str  # "text", "texts" (of an encoder and a decoder), "image", "pair" (image and text),
     # "images" (in a text) or "speech" (and the text of a decoder)
     each: str  # what one label belongs to: "example", "token" or "pixel"
@@ -38,25 +38,19 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "sequence-classification": Task(
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING", "text", "example", True
-    ),
-    "token-classification": Task("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "text", "token", True),
-    "masked-lm": Task("MODEL_FOR_MASKED_LM_MAPPING", "text", "token"),
-    "causal-lm": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
-    "seq2seq-lm": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "texts", "token"),
-    "image-classification": Task(
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image", "example", True
-    ),
-    "semantic-segmentation": Task(
-        "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "image", "pixel", True
-    ),
-    "image-text-to-text": Task("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "images", "token"),
-    "speech-to-text": Task("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", "speech", "token"),
-    "contrastive": Task("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING", "pair", "example"),
+    "sequence-classification": Task("SEQUENCE_CLASSIFICATION", "text", "example", True),
+    "token-classification": Task("TOKEN_CLASSIFICATION", "text", "token", True),
+    "masked-lm": Task("MASKED_LM", "text", "token"),
+    "causal-lm": Task("CAUSAL_LM", "text", "token"),
+    "seq2seq-lm": Task("SEQ_TO_SEQ_CAUSAL_LM", "texts", "token"),
+    "image-classification": Task("IMAGE_CLASSIFICATION", "image", "example", True),
+    "semantic-segmentation": Task("SEMANTIC_SEGMENTATION", "image", "pixel", True),
+    "image-text-to-text": Task("IMAGE_TEXT_TO_TEXT", "images", "token"),
+    "speech-to-text": Task("SPEECH_SEQ_2_SEQ", "speech", "token"),
+    "contrastive": Task("ZERO_SHOT_IMAGE_CLASSIFICATION", "pair", "example"),
     # A language model as well, trained on what is preferred or rewarded (`techniques.preferences`).
-    "dpo": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
-    "grpo": Task("MODEL_FOR_CAUSAL_LM_MAPPING", "text", "token"),
+    "dpo": Task("CAUSAL_LM", "text", "token"),
+    "grpo": Task("CAUSAL_LM", "text", "token"),
 }
 LANGUAGE_MODELS = ("causal-lm", "dpo", "grpo")  # tasks whose loss is one of next tokens
 IMAGE_SIDE = 224  # pixels, where the configuration says nothing (convolutional networks)
@@ -201,7 +195,7 @@ def class_of(config: PretrainedConfig, task: str) -> type | None:
     """The class that transformers has for a task, None where it has none."""
     from transformers.models.auto import modeling_auto as auto
 
-    mapping = getattr(auto, TASKS[task].mapping)
+    mapping = getattr(auto, f"MODEL_FOR_{TASKS[task].mapping}_MAPPING")
     if type(config) not in mapping:
         return None
     kinds = mapping[type(config)]

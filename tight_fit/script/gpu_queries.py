@@ -13,6 +13,17 @@ import torch
 from tight_fit.gpus import CONTEXT, GPU
 from tight_fit.script.one_gpu import OneGPU
 
+# Functions of torch.cuda that have nothing to do here.
+NOTHING = (
+    "init synchronize empty_cache ipc_collect manual_seed manual_seed_all seed seed_all "
+    "set_rng_state set_rng_state_all"
+).split()
+# Those that torch.accelerator has by the same name.
+ALSO_OF_ACCELERATOR = (
+    "is_available device_count current_stream synchronize empty_cache memory_allocated "
+    "max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats"
+).split()
+
 
 class _Moment:
     """A stream or an event of a GPU on which everything is done at once."""
@@ -77,31 +88,21 @@ def answered(
         is_integrated=0,
         warp_size=32,
     )
-    nothing = _Moment().nothing
 
     def limited(fraction: float, device: Any = None) -> None:
         one.fraction = fraction, line()
 
     state = torch.zeros(16, dtype=torch.uint8)  # of a GPU's random number generator
     answers: dict[str, Any] = {
+        **dict.fromkeys(NOTHING, _Moment().nothing),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: including_emulation or gpu.bf16,
         "device_count": lambda: count,
         "current_device": lambda: one.current,
         "set_device": one.set_device,
-        "init": nothing,
-        "synchronize": nothing,
-        "empty_cache": nothing,
-        "ipc_collect": nothing,
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
-        "seed": nothing,
-        "seed_all": nothing,
         "get_rng_state": lambda device=None: state,
         "get_rng_state_all": lambda: [state],
-        "set_rng_state": nothing,
-        "set_rng_state_all": nothing,
         "get_device_name": lambda device=None: gpu.name,
         "get_device_capability": lambda device=None: gpu.capability,
         "get_device_properties": lambda device=None: properties,
@@ -125,27 +126,14 @@ def answered(
         "Stream": _Moment,
         "Event": _Moment,
     }
-    accelerator = {
-        "is_available": lambda: True,
-        "device_count": lambda: count,
+    accelerator = {name: answers[name] for name in ALSO_OF_ACCELERATOR} | {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: one.current,
         "current_device_idx": lambda: one.current,
         "set_device_index": one.set_device,
         "set_device_idx": one.set_device,
-        "current_stream": lambda device=None: _Moment(),
-        "synchronize": nothing,
-        "empty_cache": nothing,
-        "memory_allocated": held.now,
-        "max_memory_allocated": held.most,
-        "memory_reserved": held.now,
-        "max_memory_reserved": held.most,
-        "reset_peak_memory_stats": lambda device=None: held.reset(),
     }
-    random = {
-        name: answers[name]
-        for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")
-    }
+    random = {name: answers[name] for name in answers if "rng_state" in name}
     owners: list[tuple[Any, dict[str, Any]]] = [
         (torch.cuda, answers),
         (torch.accelerator, accelerator),

@@ -115,11 +115,6 @@ class Searched:
         apart = [one for one in others if best and one.trial.layout != best.trial.layout]
         return next(iter([*apart, *others]), None)
 
-    @property
-    def nearest(self) -> PlannedTrial | None:
-        """Where nothing fits: of what was planned that which is least too large."""
-        return min(self.planned, key=lambda one: one.over, default=None)
-
     def cannot_win(self, trial: Trial, seconds: float) -> bool:
         """Whether a trial that takes so many seconds at the least cannot become the best."""
         best = self.best

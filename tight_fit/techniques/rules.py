@@ -139,24 +139,3 @@ def _check_float8(settings: StepSettings) -> None:
             "float8 scales numbers itself, and precision='fp16' scales the loss as well: use "
             "precision='bf16'."
         )
-
-
-def check_ordinary(settings: StepSettings, who: str) -> None:
-    """Raises ValueError for what only the course's own step on one GPU does.
-
-    who  takes the step instead, as the message begins: "These loops"
-    """
-    for name, usual in (
-        ("loss", "full"),
-        ("compile", False),
-        ("offload", None),
-        ("float8", None),
-        ("optimizer_in_backward", False),
-    ):
-        if getattr(settings, name) != usual:
-            raise ValueError(
-                f"{who} cannot take {name}={getattr(settings, name)!r}, which is for the course's "
-                "own step on one GPU: leave it out."
-            )
-    if settings.max_grad_norm is None:
-        raise ValueError(f"{who} cannot take max_grad_norm=None: give the norm to clip to.")

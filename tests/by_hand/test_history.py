@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from by_hand import history
 from tight_fit.command import explain
-from tight_fit.memory import history
 from tight_fit.script import snapshot
 
 WIDTH, EXAMPLES = 64, 1000
