@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from tight_fit.gpus import VISIBLE
+from tight_fit.gpus import VISIBLE, WORKSPACE
 from tools.pretend import cards
 from tools.pretend.book import Book
-from tools.pretend.streams import Stream, StreamEvent, index_of
+from tools.pretend.streams import Stream, StreamEvent
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90"]  # for which this "build" has kernels
 
@@ -40,7 +40,7 @@ class PretendedCUDA:
         StreamEvent.waits = staticmethod(library.pretended_waits)
         library.pretended_freed.restype = ctypes.c_int64
         library.pretended_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self.book = Book(count, card.memory - cards.CONTEXT, library.pretended_freed)
+        self.book = Book(count, card.gpu.memory - cards.CONTEXT, library.pretended_freed)
         library.pretended_card.argtypes = [
             ctypes.c_int,
             ctypes.c_int,
@@ -55,11 +55,9 @@ class PretendedCUDA:
 
     def tell(self) -> None:
         """Tell the library how many GPUs there are, and of which kind."""
-        major, minor = self.card.capability
+        major, minor = self.card.gpu.capability
         count = cards.visible(self.machine) if self.seen < 0 else self.seen
-        self.library.pretended_card(
-            count, 10 * major + minor, self.card.memory, self.card.workspace
-        )
+        self.library.pretended_card(count, 10 * major + minor, self.card.gpu.memory, WORKSPACE)
 
     def count(self) -> int:
         """Visible GPUs. Like the driver, it reads CUDA_VISIBLE_DEVICES once."""
@@ -79,31 +77,29 @@ class PretendedCUDA:
     def current(self) -> int:
         return self.library.pretended_current()
 
-    def index(self, device: object = None) -> int:
-        """Raises RuntimeError, in CUDA's words, for a GPU that is not there."""
-        found = index_of(self.current(), device)
-        if found >= self.count():
-            raise RuntimeError(f"CUDA error: invalid device ordinal {found} (see {VISIBLE})")
-        return found
-
     def synchronize(self, device: object = None) -> None:
         """Everything has been done; the wait counts, as times of events may be read after it."""
         self.library.pretended_waits(1)
 
     def exchange(self, device: int) -> int:
-        """Make a GPU the current one, and give the number of the one before."""
+        """Make a GPU the current one, and give the number of the one before.
+
+        Raises RuntimeError, in CUDA's words, for a GPU that is not there.
+        """
         before = self.current()
         if device >= 0:
             torch.cuda._lazy_init()
-            self.library.pretended_set_current(self.index(device))
+            if device >= self.count():
+                raise RuntimeError(f"CUDA error: invalid device ordinal {device} (see {VISIBLE})")
+            self.library.pretended_set_current(device)
         return before
 
     def properties(self, device: int) -> SimpleNamespace:
         """What the driver says of a GPU."""
-        major, minor = self.card.capability
+        major, minor = self.card.gpu.capability
         return SimpleNamespace(
             name=self.card.driver,
-            total_memory=self.card.memory,
+            total_memory=self.card.gpu.memory,
             major=major,
             minor=minor,
             multi_processor_count=self.card.processors,
@@ -122,10 +118,10 @@ class PretendedCUDA:
     def free_memory(self, device: int) -> tuple[int, int]:
         """(free bytes, all bytes) of a GPU, as the driver counts them."""
         reserved = self.book.now(device).reserved
-        return self.card.memory - cards.CONTEXT - reserved, self.card.memory
+        return self.card.gpu.memory - cards.CONTEXT - reserved, self.card.gpu.memory
 
     def limit(self, fraction: float, device: int) -> None:
-        self.book.limit(device, int(fraction * self.card.memory))
+        self.book.limit(device, int(fraction * self.card.gpu.memory))
 
 
 class DefaultGenerator:
