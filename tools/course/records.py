@@ -89,7 +89,8 @@ def of_text(text: str) -> Run:
     if wrong := best_match(SCHEMA.iter_errors(values)):
         first, *rest = wrong.absolute_path or ("its fields",)
         place = f"{first}{''.join(f'[{shown(part)}]' for part in rest)}"
-        said = wrong.message if len(wrong.message) < SAID else f"{wrong.message[:SAID]}..."
+        said = wrong.message.replace(repr(wrong.instance), shown(wrong.instance), 1)
+        said = said if len(said) < SAID else f"{said[:SAID]}..."
         raise ValueError(f"This is no record of version {VERSION}: {place}: {said}.")
     try:
         check(values, Recipe.from_dict(values["recipe"]))
