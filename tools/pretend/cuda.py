@@ -7,7 +7,6 @@ there, and only what asks a build or a driver in another way is answered here.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 from collections.abc import Callable
@@ -210,11 +209,6 @@ def _resize_of(resize: Callable) -> Callable:
 
 def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
     """Functions and classes of torch.cuda that do not ask PyTorch's compiled module."""
-
-    @contextlib.contextmanager
-    def stream(given):
-        yield given
-
     return {
         "device_count": cuda.count,
         "_is_in_bad_fork": lambda: cuda.forked,
@@ -226,7 +220,6 @@ def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
         "Event": StreamEvent,
         "current_stream": lambda device=None: Stream(device),
         "default_stream": lambda device=None: Stream(device),
-        "stream": stream,
         "set_stream": lambda given: None,
         "is_current_stream_capturing": lambda: False,
         # Two functions, as in torch: TorchDynamo keeps a handler for each.
