@@ -172,7 +172,6 @@ WAY_HERE = re.compile(
 # Programs and tests that hold such words, and no address of their own.
 TEMPLATES = {
     "tools/course/badges.py",
-    "tools/site/sources.py",
     "tests/tools/test_notebooks.py",
 }
 

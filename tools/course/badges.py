@@ -22,14 +22,27 @@ CITED = re.compile(r"^repository-code: .*\n", re.MULTILINE)
 UNPUBLISHED = (
     "The project has no public address yet: unpack your copy, and open a terminal in its folder."
 )
-COLAB = (
-    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
-    "(https://colab.research.google.com/github/{})"
-)
-KAGGLE = (
-    "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
-    "(https://kaggle.com/kernels/welcome?src={})"
-)
+# {where a notebook opens: (the picture of its badge, the address before the notebook's own)}
+PLACES = {
+    "Colab": (
+        "https://colab.research.google.com/assets/colab-badge.svg",
+        "https://colab.research.google.com/github/",
+    ),
+    "Kaggle": (
+        "https://kaggle.com/static/images/open-in-kaggle.svg",
+        "https://kaggle.com/kernels/welcome?src=https://github.com/",
+    ),
+}
+
+
+def addresses(notebook: str, repository: str) -> dict[str, str]:
+    """{where it opens: the address} of a notebook.
+
+    notebook    its path in the repository, as "notebooks/00_start_here.ipynb"
+    repository  the project's address on GitHub
+    """
+    own = f"{repository.removeprefix('https://github.com/')}/blob/main/{notebook}"
+    return {place: before + own for place, (_, before) in PLACES.items()}
 
 
 def badges(notebook: str, repository: str) -> str:
@@ -39,9 +52,8 @@ def badges(notebook: str, repository: str) -> str:
     repository  its address on GitHub
     """
     folder = "notebooks/labs" if notebook.endswith("_lab.ipynb") else "notebooks"
-    path = f"blob/main/{folder}/{notebook}"
-    owner = repository.removeprefix("https://github.com/")
-    return f"{COLAB.format(f'{owner}/{path}')} {KAGGLE.format(f'{repository}/{path}')}"
+    ways = addresses(f"{folder}/{notebook}", repository).items()
+    return " ".join(f"[![Open in {place}]({PLACES[place][0]})]({way})" for place, way in ways)
 
 
 def notebook(path: Path, repository: str) -> str:

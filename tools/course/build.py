@@ -108,18 +108,10 @@ def _cells(notebook: NotebookNode) -> list:
 
 def _inputs() -> Iterator[Path]:
     """The files beside the notebook itself that may change what it shows."""
-    for folder in (
-        ROOT / "tight_fit",
-        ROOT / "helpers",
-        ROOT / "by_hand",
-        ROOT / "exercises",
-        ROOT / "results",
-    ):
-        yield from (
-            file
-            for file in sorted(folder.rglob("*"))
-            if file.is_file() and "__pycache__" not in file.parts
-        )
+    for name in ("tight_fit", "helpers", "by_hand", "exercises", "results"):
+        for file in sorted((ROOT / name).rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file
 
 
 def _short(path: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from tight_fit.files import replace_all
 from tools.course import ROOT, opening
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -95,12 +96,7 @@ def write(notebook: NotebookNode, path: Path) -> None:
             "print another text there."
         )
     nbformat.validate(notebook)
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    try:
-        unfinished.write_text(nbformat.writes(notebook).rstrip("\n") + "\n", encoding="utf8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    replace_all(path.parent, {path.name: nbformat.writes(notebook).rstrip("\n") + "\n"})
 
 
 def rewrite(path: Path) -> None:

@@ -33,55 +33,55 @@ NAME = "python -m tools.course.kept_plans"
 ONE_GPU = Layout(1, "ddp")
 KEPT = ("need", "fits", "card_memory", "sent", "seconds")
 DIGITS = 6
+LLAMA, TINY = "meta-llama/Llama-3.1-8B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+H100S = Cluster("H100", per_machine=8, inside="NVLink 4")
+A100S = Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
+TWO_T4S = Cluster("T4", per_machine=2, inside="PCIe 3 x16")
+TWO_3060S = Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
 Question = tuple[ModelStep, Layout, Cluster]
+
+
+def step(model: str, batch_size: int, length: int | None = None, **fields: Any) -> ModelStep:
+    """A step: of fp32 weights computed in bf16, where `fields` say nothing else."""
+    given = {"weights": "fp32", "precision": "bf16"} | fields
+    return ModelStep(read(model), batch_size, length, **given)
+
+
+def on(cluster: Cluster, asked: ModelStep, *layouts: str) -> Iterator[Question]:
+    """A step in each of these layouts on a cluster."""
+    for layout in layouts:
+        yield asked, parse(layout), cluster
 
 
 def questions() -> Iterator[Question]:
     """What the tables of lessons 13, 15, 16, 18 and 24 ask, those of lab 19, and a page."""
-    deberta = read("microsoft/deberta-v3-base")
-    one, two = parse("ddp=1"), parse("ddp=2")
-    accumulated = ModelStep(deberta, 64, 256, accumulation=4, precision="fp16")
-    for layout in (one, two, parse("ddp=2", gradient_as_bucket_view=True)):
-        yield accumulated, layout, Cluster("T4", per_machine=2, inside="PCIe 3 x16")
-    few = ModelStep(deberta, 32, 256, precision="fp16")
-    for layout in (one, parse("ddp=8")):
-        yield few, layout, Cluster("T4", machines=8, between="Ethernet 1 Gbit")
-    vit = read("google/vit-base-patch16-224-in21k")
-    images = ModelStep(vit, 64, classes=10, optimizer="adamw_foreach", max_grad_norm=None)
-    for layout in (one, two):
-        yield images, layout, Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
-    llama = ModelStep(
-        read("meta-llama/Llama-3.1-8B"), 32, 4096, accumulation=32, weights="fp32", precision="bf16"
-    )
+    deberta = step("microsoft/deberta-v3-base", 64, 256, accumulation=4, precision="fp16")
+    slow = Cluster("T4", machines=8, between="Ethernet 1 Gbit")
+    yield from on(TWO_T4S, deberta, "ddp=1", "ddp=2")
+    yield deberta, parse("ddp=2", gradient_as_bucket_view=True), TWO_T4S
+    yield from on(slow, replace(deberta, batch_size=32, accumulation=1), "ddp=1", "ddp=8")
+    plain = {"optimizer": "adamw_foreach", "max_grad_norm": None, "precision": "fp32"}
+    vit = step("google/vit-base-patch16-224-in21k", 64, classes=10, **plain)
+    yield from on(TWO_3060S, vit, "ddp=1", "ddp=2")
+    llama = step(LLAMA, 32, 4096, accumulation=32)
     apart = Cluster("H100", machines=8, between="Ethernet 100 Gbit")
-    together = Cluster("H100", per_machine=8, inside="NVLink 4")
-    stages = {name: parse("pipeline=8", schedule=name) for name in SCHEDULES}
-    for layout in stages.values():
-        yield llama, layout, apart
-    yield llama, stages["1f1b"], together
-    for cluster in (apart, together):
-        yield replace(llama, accumulation=1, checkpointing=True), parse("fsdp=8"), cluster
-    tiny = ModelStep(
-        read("TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
-        8,
-        512,
-        accumulation=8,
-        weights="fp32",
-        precision="bf16",
-        checkpointing=True,
-    )
+    for schedule in SCHEDULES:
+        yield llama, parse("pipeline=8", schedule=schedule), apart
+    yield llama, parse("pipeline=8", schedule="1f1b"), H100S
+    for cluster in (apart, H100S):
+        yield from on(cluster, replace(llama, accumulation=1, checkpointing=True), "fsdp=8")
+    tiny = step(TINY, 8, 512, accumulation=8, checkpointing=True)
     pair = Cluster("RTX 3060", machines=2, between="Ethernet 1 Gbit")
-    for layout in (one, parse("pipeline=2")):
-        yield tiny, layout, pair
-    yield replace(tiny, accumulation=1), parse("fsdp=2"), pair
+    yield from on(pair, tiny, "ddp=1", "pipeline=2")
+    yield from on(pair, replace(tiny, accumulation=1), "fsdp=2")
     yield from _of_lesson_16()
     kaggle = Cluster("T4", per_machine=2)
-    qwen = ModelStep(read("Qwen/Qwen3-0.6B"), 8, 256, weights="fp32")
-    yield replace(qwen, accumulation=4), two, kaggle  # lesson 18
-    yield replace(qwen, accumulation=8, precision="fp16"), one, kaggle
-    large = ModelStep(read("microsoft/deberta-v3-large"), 16, 512, precision="fp16")
-    yield replace(large, accumulation=8), one, kaggle  # lab 19
-    yield replace(large, accumulation=4), two, kaggle
+    qwen = step("Qwen/Qwen3-0.6B", 8, 256, accumulation=4, precision="fp32")
+    yield from on(kaggle, qwen, "ddp=2")  # lesson 18
+    yield from on(kaggle, replace(qwen, accumulation=8, precision="fp16"), "ddp=1")
+    large = step("microsoft/deberta-v3-large", 16, 512, accumulation=8, precision="fp16")
+    yield from on(kaggle, large, "ddp=1")  # lab 19
+    yield from on(kaggle, replace(large, accumulation=4), "ddp=2")
     yield from _of_lesson_24()
     yield from page()
     for texts in layout_searches.TEXTS.values():
@@ -91,11 +91,10 @@ def questions() -> Iterator[Question]:
 
 def page() -> Iterator[Question]:
     """What the first table of docs/layouts.md asks: a step on two GPUs, on fast and slow links."""
-    config = read("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
-    step = ModelStep(config, 16, 512, accumulation=4, weights="fp32", precision="bf16")
+    tiny = step(TINY, 16, 512, accumulation=4)
     for name in ("ddp=1", "ddp=2", "zero1=2", "zero2=2", "fsdp=2", "tensor=2", "pipeline=2"):
         for link in ("NVLink 3", "PCIe 4 x16"):
-            yield step, parse(name), Cluster("A100-40GB", per_machine=2, inside=link)
+            yield from on(Cluster("A100-40GB", per_machine=2, inside=link), tiny, name)
 
 
 def _of_lesson_24() -> Iterator[Question]:
@@ -114,33 +113,20 @@ def _of_lesson_24() -> Iterator[Question]:
         tie_word_embeddings=False,
     )
     lean = {"checkpointing": True, "loss": "chunked"}
-    step = ModelStep(mixture, 8, 4096, weights="fp32", precision="bf16", **lean)
-    for name in ("fsdp=8", "fsdp=8,expert=8"):
-        yield step, parse(name), Cluster("H100", per_machine=8, inside="NVLink 4")
-        yield step, parse(name), Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
+    asked = ModelStep(mixture, 8, 4096, weights="fp32", precision="bf16", **lean)
+    for layout in ("fsdp=8", "fsdp=8,expert=8"):
+        for cluster in (H100S, A100S):
+            yield from on(cluster, asked, layout)
 
 
 def _of_lesson_16() -> Iterator[Question]:
-    llama = ModelStep(
-        read("meta-llama/Llama-3.1-8B"),
-        8,
-        4096,
-        weights="fp32",
-        precision="bf16",
-        checkpointing=True,
-    )
-    fsdp, tensor = parse("fsdp=8"), parse("tensor=8")
-    nvlink = Cluster("H100", per_machine=8, inside="NVLink 4")
-    for layout in (fsdp, tensor):
-        yield llama, layout, nvlink
-        yield llama, layout, Cluster("A100-80GB", per_machine=8, inside="PCIe 4 x16")
+    llama = step(LLAMA, 8, 4096, checkpointing=True)
+    for layout in ("fsdp=8", "tensor=8"):
+        for cluster in (H100S, A100S):
+            yield from on(cluster, llama, layout)
     for length in (4096, 32768):
-        for layout in (tensor, parse("context=8")):
-            yield replace(llama, batch_size=1, length=length), layout, nvlink
-    small = ModelStep(read("Qwen/Qwen3-0.6B"), 2, 512, weights="fp32", precision="bf16")
-    pair = Cluster("RTX 3060", per_machine=2, inside="PCIe 3 x16")
-    for name in ("ddp=1", "fsdp=2", "tensor=2"):
-        yield small, parse(name), pair
+        yield from on(H100S, replace(llama, batch_size=1, length=length), "tensor=8", "context=8")
+    yield from on(TWO_3060S, step("Qwen/Qwen3-0.6B", 2, 512), "ddp=1", "fsdp=2", "tensor=2")
 
 
 def plan_one(job: ModelStep, layout: Layout, cluster: Cluster) -> Facts:

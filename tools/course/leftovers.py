@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,18 +35,5 @@ def remove(folder: Path) -> None:
     """Remove a folder with all that it holds, however deep: what can be removed of it."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:
-        # What lies two folders below is brought up by one, until nothing is deep any more.
-        moved = 0
-        while deep := [path for one in _folders(folder) for path in _folders(one)]:
-            for path in deep:
-                moved += 1
-                path.rename(folder / f"{moved}-up")
-            for one in _folders(folder):
-                if not _folders(one):
-                    shutil.rmtree(one, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except RecursionError:  # `rm` goes down without recursion
+        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)

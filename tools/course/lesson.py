@@ -9,65 +9,17 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tools.course import NOTEBOOKS
-from tools.course.opening import first_cell
+from tools.course.opening import FOLDED, first_cell
 
+STUBS = Path(__file__).with_name("stubs")
+LESSON = (STUBS / "lesson.md").read_text(encoding="utf8")
 # What every lesson has, in this order, and what its decision card names.
-HEADINGS = (
-    "The problem",
-    "The idea",
-    "Before and after",
-    "The models you came for",
-    "In your own code",
-    "When it does not help",
-    "Decision card",
-    "Exercises",
-    "References",
-)
+HEADINGS = tuple(re.findall(r"^## (.+)$", LESSON, re.MULTILINE))
 CARD = ("Use when", "Start from", "Watch")
 STILL = "STILL TO BE WRITTEN"
-OPENING = """# {number} {title}
-
-**In one line:** {still}.
-
-| | |
-|---|---|
-| **Buys** | {still} |
-| **Not when** | {still} |
-
-```python
-{still}
-```
-
-**You will be able to** {still}.
-
-{still} minutes to read and run, {still} for the exercises. The
-[lab](labs/{name}_lab.ipynb) is optional; words are in the [glossary](../docs/glossary.md)."""
-EXERCISES = '''"""Exercises of notebook {number}: {title}."""
-
-from __future__ import annotations
-
-from exercises.check import exercise
-
-
-@exercise("{number}.1", hints=["{still}", "{still}"], why="{still}")
-def _(answer):
-    raise AssertionError("{still}")
-
-
-@exercise("{number}.2", hints=["{still}", "{still}"], why="{still}")
-def _(answer):
-    raise AssertionError("{still}")
-
-
-@exercise("{number}.3", hints=["{still}", "{still}"], why="{still}")
-def _(answer):
-    raise AssertionError("{still}")
-'''
-SOLUTIONS = '''"""Answers to the exercises of notebook {number}, right and wrong."""
-
-RIGHT = {{"{number}.1": None, "{number}.2": None, "{number}.3": None}}
-WRONG = {{"{number}.1": [], "{number}.2": [], "{number}.3": []}}
-'''
+BETWEEN = "\n+++\n"  # cells of a stub; one that begins with CODE is of code
+CODE = "%"
+FIRST = "%first cell"
 
 
 def write(number: str, title: str, root: Path = NOTEBOOKS.parent) -> list[Path]:
@@ -85,11 +37,15 @@ def write(number: str, title: str, root: Path = NOTEBOOKS.parent) -> list[Path]:
         raise ValueError('TITLE names the lesson in at most 60 plain characters: TITLE="8 bits".')
     name = f"{number}_{'_'.join(words)}"
     said = {"number": number, "title": title, "name": name, "still": STILL}
+    stubs = {
+        f"notebooks/{name}.ipynb": "lesson.md",
+        f"notebooks/labs/{name}_lab.ipynb": "lab.md",
+        f"exercises/nb{number}.py": "exercises.txt",
+        f"tests/exercises/solutions/nb{number}.py": "solutions.txt",
+    }
     texts = {
-        f"notebooks/{name}.ipynb": _text(_lesson(said)),
-        f"notebooks/labs/{name}_lab.ipynb": _text(_lab(said)),
-        f"exercises/nb{number}.py": EXERCISES.format(**said),
-        f"tests/exercises/solutions/nb{number}.py": SOLUTIONS.format(**said),
+        path: (STUBS / stub).read_text(encoding="utf8").format(**said)
+        for path, stub in stubs.items()
     }
     taken = [*root.glob(f"notebooks/{number}_*.ipynb"), *(root / path for path in texts)]
     for path in taken:
@@ -97,42 +53,22 @@ def write(number: str, title: str, root: Path = NOTEBOOKS.parent) -> list[Path]:
             raise FileExistsError(f"{path.relative_to(root)} is there: choose another number.")
     for path, text in texts.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text, encoding="utf8")
+        made = _notebook(text) if path.endswith(".ipynb") else text
+        (root / path).write_text(made, encoding="utf8")
     return [root / path for path in texts]
 
 
-def _lesson(said: dict[str, str]) -> nbformat.NotebookNode:
-    cells = [new_markdown_cell(OPENING.format(**said)), _first()]
-    cells.append(new_code_cell("from exercises.check import check"))
-    for heading in HEADINGS:
-        cells.append(new_markdown_cell(f"## {heading}\n\n{STILL}"))
-        if heading == "Decision card":
-            rows = "\n".join(f"| **{part}** | {STILL} |" for part in CARD)
-            cells[-1] = new_markdown_cell(f"## {heading}\n\n| | |\n|---|---|\n{rows}")
-        if heading == "Exercises":
-            for count in (1, 2, 3):
-                cells.append(new_markdown_cell(f"**{count}.** {STILL}"))
-                cells.append(new_code_cell(f'check("{said["number"]}.{count}", None)'))
-            cells.append(new_markdown_cell(f"**Open task.** {STILL}"))
-    return new_notebook(cells=cells)
-
-
-def _lab(said: dict[str, str]) -> nbformat.NotebookNode:
-    head = (
-        f"# {said['number']} {said['title']}: lab\n\nThis lab is **optional**. It checks what the "
-        f"lesson [{said['number']}](../{said['name']}.ipynb) says.\n\n- **{STILL}**: {STILL}"
-    )
-    return new_notebook(cells=[new_markdown_cell(head), _first()])
-
-
-def _first() -> nbformat.NotebookNode:
-    folded = {"cellView": "form", "_kg_hide-input": True, "jupyter": {"source_hidden": True}}
-    return new_code_cell(first_cell(), metadata=folded)
-
-
-def _text(notebook: nbformat.NotebookNode) -> str:
+def _notebook(text: str) -> str:
+    """The notebook of a stub, as its file has it."""
+    cells = []
+    for place, source in enumerate(text.removesuffix("\n").split(BETWEEN)):
+        if source == FIRST:
+            cells.append(new_code_cell(first_cell(), metadata=FOLDED))
+        elif source.startswith(CODE):
+            cells.append(new_code_cell(source.removeprefix(CODE)))
+        else:
+            cells.append(new_markdown_cell(source))
+        cells[-1].id = f"c{place:02}"
     spec = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook.metadata = {"kernelspec": spec, "language_info": {"name": "python"}}
-    for place, cell in enumerate(notebook.cells):
-        cell.id = f"c{place:02}"
-    return nbformat.writes(notebook) + "\n"
+    metadata = {"kernelspec": spec, "language_info": {"name": "python"}}
+    return nbformat.writes(new_notebook(cells=cells, metadata=metadata)) + "\n"

@@ -26,17 +26,8 @@ from tools.course import ROOT
 from tools.course.leftovers import unfinished
 
 COPIED = (
-    *(
-        "tight_fit",
-        "helpers",
-        "by_hand",
-        "exercises",
-        "scripts",
-        "benchmarks",
-        "results",
-        "pyproject.toml",
-        "constraints.txt",
-    ),
+    *("tight_fit", "helpers", "by_hand", "exercises", "scripts", "benchmarks", "results"),
+    *("pyproject.toml", "constraints.txt"),
     *("requirements.txt", "requirements-data.txt", "requirements-dev.txt"),
 )
 HERE = Path(__file__).parent

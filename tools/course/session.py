@@ -143,9 +143,8 @@ def measured(
 
         return measured_steps.measure_all(folder / "steps", command, until, only), ""
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"    The steps ended early. {told}", flush=True)
-        return None, told
+        print(f"    The steps ended early. {in_one_line(error)}", flush=True)
+        return None, in_one_line(error)
 
 
 def other_models(folder: Path, command: str, until: float) -> str:
@@ -160,11 +159,15 @@ def other_models(folder: Path, command: str, until: float) -> str:
 
         kept = gpu_models.measure_all(folder / "models", command, until)
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"    They ended early. {told}", flush=True)
-        return f"Other models ended early: {told}"
+        print(f"    They ended early. {in_one_line(error)}", flush=True)
+        return f"Other models ended early: {in_one_line(error)}"
     done, failed = len(kept["steps"]), len(kept["failed"])
     return f"{done} steps of other models measured, {failed} failed, {len(CASES) - done} left."
+
+
+def in_one_line(error: Exception) -> str:
+    """An error's kind and words."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def in_order(paths: list[Path], done: Done) -> list[Path]:
@@ -215,7 +218,7 @@ def run_one(path: Path, folder: Path, done: Done, command: str, until: float) ->
         print(f"\n{failed}\n", flush=True)
         error = str(failed).splitlines()[0]
     except Exception as other:  # it may not cost the lessons after it
-        error = " ".join(f"{type(other).__name__}: {other}".split())
+        error = in_one_line(other)
         print(f"\n{path.name} failed. {error}\n", flush=True)
     seconds = round(time.monotonic() - begun, 1)
     done[path.stem] = {"digest": key, "seconds": seconds, "error": error}

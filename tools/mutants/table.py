@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
+from benchmarks.pages import with_block
 from tools.mutants.operators import NAME
 from tools.mutants.sample import PARTS, ROOT
 
@@ -13,7 +13,6 @@ PAGE = ROOT / "docs" / "reliability.md"
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
 EQUIVALENT = HERE / "equivalent.json"  # {mutant: why nothing that a test may ask for differs}
-BLOCK = re.compile(r"(<!-- mutants -->\n).*?(<!-- /mutants -->)", re.DOTALL)
 HEAD = "| part | mutants | killed | without slow tests | equivalent | left |"
 
 
@@ -56,7 +55,6 @@ def write() -> str:
         )
     dates = sorted({row.get("date", "an earlier day") for row in found if row["killed"]})
     text += f"\n\nWhat is killed was killed in the sources of {', '.join(dates)}."
-    page = PAGE.read_text(encoding="utf8")
-    page = BLOCK.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+    page = with_block(PAGE.read_text(encoding="utf8"), "mutants", text)
     PAGE.write_text(page, encoding="utf8")
     return text

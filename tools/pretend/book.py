@@ -105,18 +105,19 @@ class Book:
         """From here on only so many bytes may be reserved."""
         self.now(device).capacity = capacity
 
-    def stats(self, device: int) -> dict[str, int]:
-        """What `torch.cuda.memory_stats` says, as far as the allocator knows it."""
+    def stats(self, device: int) -> dict[str, Any]:
+        """What `torch.cuda.memory_stats` makes its figures of, as far as the allocator knows it."""
         allocator = self.now(device)
         figures = {
             "allocated_bytes": (allocator.allocated, allocator.most_allocated),
             "active_bytes": (allocator.allocated, allocator.most_allocated),
             "reserved_bytes": (allocator.reserved, allocator.most_reserved),
         }
-        stats = {"num_ooms": self.ooms[device], "num_alloc_retries": 0}
-        for name, (current, peak) in figures.items():
-            stats |= {f"{name}.all.current": current, f"{name}.all.peak": peak}
-        return stats
+        stats = {
+            name: {"all": {"current": current, "peak": peak}}
+            for name, (current, peak) in figures.items()
+        }
+        return {"num_ooms": self.ooms[device], "num_alloc_retries": 0, **stats}
 
 
 def _segment(

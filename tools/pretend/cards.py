@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tight_fit.gpus import GPU
 
 MIB = 2**20
 CONTEXT = 400 * MIB  # bytes that the driver keeps of each GPU
@@ -29,25 +33,11 @@ class Card:
     cache: int
 
     @property
-    def memory(self) -> int:
-        """Bytes as PyTorch sees them."""
+    def gpu(self) -> GPU:
+        """What `tight_fit.gpus` knows of it: memory in bytes, capability as (major, minor)."""
         from tight_fit import gpus
 
-        return gpus.GPUS[self.label].memory
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Compute capability, (major, minor)."""
-        from tight_fit import gpus
-
-        return gpus.GPUS[self.label].capability
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of one cuBLAS workspace."""
-        from tight_fit import gpus
-
-        return gpus.WORKSPACE
+        return gpus.GPUS[self.label]
 
 
 CARDS = {

@@ -1,22 +1,24 @@
-"""torch.cuda on a pretended GPU: what Python asks, answered by the library and the book."""
+"""torch.cuda on a pretended GPU: what Python asks, answered by the library and the book.
+
+PyTorch's own Python stays in place. What it finds in a compiled module of a build with CUDA is put
+there, and only what asks a build or a driver in another way is answered here.
+"""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 from collections.abc import Callable
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from tight_fit.gpus import VISIBLE
+from tight_fit.gpus import VISIBLE, WORKSPACE
 from tools.pretend import cards
 from tools.pretend.book import Book
-from tools.pretend.streams import Stream, StreamEvent, index_of
+from tools.pretend.streams import Stream, StreamEvent
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90"]  # for which this "build" has kernels
 
@@ -31,13 +33,13 @@ class PretendedCUDA:
 
     def __init__(self, library: ctypes.CDLL, card: cards.Card, count: int):
         self.library, self.card, self.machine = library, card, count
-        self.started, self.seen = False, -1
+        self.seen = -1
         library.pretended_waits.restype = ctypes.c_int64
         library.pretended_waits.argtypes = [ctypes.c_int64]
         StreamEvent.waits = staticmethod(library.pretended_waits)
         library.pretended_freed.restype = ctypes.c_int64
         library.pretended_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self.book = Book(count, card.memory - cards.CONTEXT, library.pretended_freed)
+        self.book = Book(count, card.gpu.memory - cards.CONTEXT, library.pretended_freed)
         library.pretended_card.argtypes = [
             ctypes.c_int,
             ctypes.c_int,
@@ -52,11 +54,9 @@ class PretendedCUDA:
 
     def tell(self) -> None:
         """Tell the library how many GPUs there are, and of which kind."""
-        major, minor = self.card.capability
+        major, minor = self.card.gpu.capability
         count = cards.visible(self.machine) if self.seen < 0 else self.seen
-        self.library.pretended_card(
-            count, 10 * major + minor, self.card.memory, self.card.workspace
-        )
+        self.library.pretended_card(count, 10 * major + minor, self.card.gpu.memory, WORKSPACE)
 
     def count(self) -> int:
         """Visible GPUs. Like the driver, it reads CUDA_VISIBLE_DEVICES once."""
@@ -66,53 +66,39 @@ class PretendedCUDA:
         return self.seen
 
     def start(self) -> None:
-        """Raises RuntimeError where no GPU is visible, and in a copy of a process with one."""
+        """What `torch.cuda._lazy_init` calls. Raises RuntimeError where no GPU is visible."""
         if not self.count():
             raise RuntimeError("No CUDA GPUs are available")
-        if self.forked:
-            raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
-                "you must use the 'spawn' start method"
-            )
-        if not self.started:
-            self.started = torch.cuda._initialized = True
 
     def _copied(self) -> None:
-        self.forked = self.started
+        self.forked = torch.cuda._initialized
 
     def current(self) -> int:
         return self.library.pretended_current()
-
-    def index(self, device: object = None) -> int:
-        """Raises RuntimeError, in CUDA's words, for a GPU that is not there."""
-        found = index_of(self.current(), device)
-        if found >= self.count():
-            raise RuntimeError(f"CUDA error: invalid device ordinal {found} (see {VISIBLE})")
-        return found
 
     def synchronize(self, device: object = None) -> None:
         """Everything has been done; the wait counts, as times of events may be read after it."""
         self.library.pretended_waits(1)
 
     def exchange(self, device: int) -> int:
-        """Make a GPU the current one, and give the number of the one before."""
+        """Make a GPU the current one, and give the number of the one before.
+
+        Raises RuntimeError, in CUDA's words, for a GPU that is not there.
+        """
         before = self.current()
         if device >= 0:
+            torch.cuda._lazy_init()
+            if device >= self.count():
+                raise RuntimeError(f"CUDA error: invalid device ordinal {device} (see {VISIBLE})")
             self.library.pretended_set_current(device)
         return before
 
-    def set_device(self, device: object) -> None:
-        self.start()
-        self.exchange(self.index(device))
-
-    def properties(self, device: object = None) -> SimpleNamespace:
+    def properties(self, device: int) -> SimpleNamespace:
         """What the driver says of a GPU."""
-        if index_of(self.current(), device) >= self.count():
-            raise AssertionError("Invalid device id")
-        major, minor = self.card.capability
+        major, minor = self.card.gpu.capability
         return SimpleNamespace(
             name=self.card.driver,
-            total_memory=self.card.memory,
+            total_memory=self.card.gpu.memory,
             major=major,
             minor=minor,
             multi_processor_count=self.card.processors,
@@ -128,29 +114,13 @@ class PretendedCUDA:
             uuid="GPU-pretended",
         )
 
-    def seed(self, value: int) -> None:
-        for generator in torch.cuda.default_generators if self.count() else ():
-            generator.manual_seed(int(value))
-
-    def random_state(self, device: object = "cuda") -> torch.Tensor:
-        return torch.ops.pretended.random_state(self.index(device))
-
-    def set_random_state(self, state: torch.Tensor, device: object = "cuda") -> None:
-        if state.is_cuda:
-            raise TypeError("RNG state must be a torch.ByteTensor")
-        torch.ops.pretended.set_random_state(self.index(device), state)
-
-    def free_memory(self, device: object = None) -> tuple[int, int]:
+    def free_memory(self, device: int) -> tuple[int, int]:
         """(free bytes, all bytes) of a GPU, as the driver counts them."""
-        reserved = self.book.now(self.index(device)).reserved
-        return self.card.memory - cards.CONTEXT - reserved, self.card.memory
+        reserved = self.book.now(device).reserved
+        return self.card.gpu.memory - cards.CONTEXT - reserved, self.card.gpu.memory
 
-    def bf16(self, including_emulation: bool = True) -> bool:
-        """A T4 emulates bf16, and says so only when asked."""
-        return self.card.capability >= (8, 0) or including_emulation
-
-    def limit(self, fraction: float, device: object = None) -> None:
-        self.book.limit(self.index(device), int(fraction * self.card.memory))
+    def limit(self, fraction: float, device: int) -> None:
+        self.book.limit(device, int(fraction * self.card.gpu.memory))
 
 
 class DefaultGenerator:
@@ -170,14 +140,15 @@ class DefaultGenerator:
         return torch.ops.pretended.random_state(self.index)
 
     def set_state(self, state: torch.Tensor) -> DefaultGenerator:
+        if state.is_cuda:
+            raise TypeError("RNG state must be a torch.ByteTensor")
         torch.ops.pretended.set_random_state(self.index, state)
         return self
 
 
 def install(cuda: PretendedCUDA) -> None:
     """Put the answers of `cuda` into torch.cuda, and into what else asks for a GPU."""
-    answers = _lazy_answers(cuda) | _answers(cuda)
-    for name, answer in answers.items():
+    for name, answer in _answers(cuda).items():
         for place in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             if place is torch.cuda or hasattr(place, name):
                 setattr(place, name, answer)
@@ -236,97 +207,20 @@ def _resize_of(resize: Callable) -> Callable:
     return resize_
 
 
-def _lazy_answers(cuda: PretendedCUDA) -> dict[str, Callable]:
-    """Functions of torch.cuda that start CUDA."""
-
-    def lazily(function: Callable) -> Callable:
-        @wraps(function)
-        def started(*args, **kwargs):
-            cuda.start()
-            return function(*args, **kwargs)
-
-        return started
-
-    book = cuda.book
-    plain: dict[str, Callable] = {
-        "current_device": lambda: cuda.current(),
-        "get_device_properties": lambda device=None: cuda.properties(device),
-        "get_device_name": lambda device=None: cuda.properties(device).name,
-        "get_device_capability": lambda device=None: cuda.card.capability,
-        "synchronize": cuda.synchronize,
-        "mem_get_info": cuda.free_memory,
-        "reset_peak_memory_stats": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
-        "reset_max_memory_allocated": lambda d=None: book.now(cuda.index(d)).reset_peaks(),
-        "current_stream": lambda device=None: Stream(device),
-        "default_stream": lambda device=None: Stream(device),
-        "get_rng_state": cuda.random_state,
-        "set_rng_state": cuda.set_random_state,
-    }
-    return {name: lazily(function) for name, function in plain.items()}
-
-
 def _answers(cuda: PretendedCUDA) -> dict[str, Any]:
-    """Functions and classes of torch.cuda that answer whether or not CUDA has started."""
-    book = cuda.book
-
-    @contextlib.contextmanager
-    def stream(given):
-        yield given
-
-    class Device:
-        def __init__(self, given):
-            self.idx = -1 if given is None else cuda.index(given)
-
-        def __enter__(self):
-            cuda.start()
-            self.before = cuda.exchange(self.idx)
-
-        def __exit__(self, *raised):
-            cuda.exchange(self.before)
-
-    class DeviceOf(Device):
-        def __init__(self, tensor):
-            super().__init__(tensor.get_device() if tensor.is_cuda else None)
-
+    """Functions and classes of torch.cuda that do not ask PyTorch's compiled module."""
     return {
-        "is_available": lambda: cuda.count() > 0,
         "device_count": cuda.count,
-        "_device_count_nvml": cuda.count,
-        "is_initialized": lambda: cuda.started,
         "_is_in_bad_fork": lambda: cuda.forked,
-        "init": cuda.start,
-        "_lazy_init": cuda.start,
-        "_lazy_call": lambda call, **kwargs: call(),
-        "set_device": cuda.set_device,
-        "get_arch_list": lambda: list(ARCHITECTURES),
-        "is_bf16_supported": cuda.bf16,
-        "is_tf32_supported": lambda: cuda.card.capability >= (8, 0),
-        "ipc_collect": lambda: None,
-        "empty_cache": book.empty_cache,
-        "reset_accumulated_memory_stats": lambda device=None: None,
-        "memory_allocated": lambda device=None: book.now(cuda.index(device)).allocated,
-        "max_memory_allocated": lambda device=None: book.now(cuda.index(device)).most_allocated,
-        "memory_reserved": lambda device=None: book.now(cuda.index(device)).reserved,
-        "max_memory_reserved": lambda device=None: book.now(cuda.index(device)).most_reserved,
-        "memory_stats": lambda device=None: book.stats(cuda.index(device)),
-        "memory_summary": lambda device=None, **kwargs: str(book.stats(cuda.index(device))),
-        "set_per_process_memory_fraction": cuda.limit,
+        "_get_device_properties": cuda.properties,
+        "_cudart": SimpleNamespace(cudaMemGetInfo=cuda.free_memory),
+        "memory_summary": lambda device=None, **kwargs: str(torch.cuda.memory_stats(device)),
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": StreamEvent,
-        "stream": stream,
+        "current_stream": lambda device=None: Stream(device),
+        "default_stream": lambda device=None: Stream(device),
         "set_stream": lambda given: None,
-        "device": Device,
-        "device_of": DeviceOf,
-        "current_blas_handle": lambda: 0,
-        "get_rng_state_all": lambda: [cuda.random_state(number) for number in range(cuda.count())],
-        "set_rng_state_all": lambda states: [
-            cuda.set_random_state(state, number) for number, state in enumerate(states)
-        ],
-        "manual_seed": cuda.seed,
-        "manual_seed_all": cuda.seed,
-        "initial_seed": lambda: torch.ops.pretended.initial_seed(cuda.current()),
-        "can_device_access_peer": lambda *devices: True,
         "is_current_stream_capturing": lambda: False,
         # Two functions, as in torch: TorchDynamo keeps a handler for each.
         "_exchange_device": lambda device: cuda.exchange(device),
@@ -345,6 +239,12 @@ def _answers_in_c(cuda: PretendedCUDA) -> dict[str, Callable]:
         "_cuda_exchangeDevice": cuda.exchange,
         "_cuda_maybeExchangeDevice": cuda.exchange,
         "_cuda_getCurrentRawStream": lambda device: 0,
+        "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_memoryStats": cuda.book.stats,
+        "_cuda_resetPeakMemoryStats": lambda device: cuda.book.now(device).reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": lambda device: None,
+        "_cuda_setMemoryFraction": cuda.limit,
         "_cuda_synchronize": cuda.synchronize,
         "_cuda_emptyCache": cuda.book.empty_cache,
         "_cuda_clearCublasWorkspaces": lambda: cuda.library.pretended_clear_workspaces(),
@@ -372,6 +272,6 @@ def _accelerator(cuda: PretendedCUDA) -> dict[str, Callable]:
         "synchronize": cuda.synchronize,
         "current_device_index": cuda.current,
         "current_stream": lambda device=None: Stream(device),
-        "set_device_index": cuda.set_device,
+        "set_device_index": torch.cuda.set_device,
         "empty_cache": cuda.book.empty_cache,
     }

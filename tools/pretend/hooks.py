@@ -1,4 +1,7 @@
-"""What startup/sitecustomize.py does to a module right after it has been imported."""
+"""What startup/sitecustomize.py does to modules of other libraries, and of the planner's base.
+
+`narrow`, `true_size` and `nccl` have what it does to the others.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def around(name: str) -> Iterator[None]:
         torch.cuda.is_available = available
 
 
-def after_torch(module: ModuleType) -> None:
+def change_torch(module: ModuleType) -> None:
     from tools.pretend import cards, cuda
 
     asked = cards.asked()
@@ -48,18 +51,12 @@ def after_torch(module: ModuleType) -> None:
     cuda.install(cuda.PretendedCUDA(_library, *asked))
 
 
-def after_distributed(module: ModuleType) -> None:
-    from tools.pretend import nccl
-
-    nccl.install(module)
-
-
-def after_trace_rules(module: ModuleType) -> None:
+def change_trace_rules(module: ModuleType) -> None:
     """TorchDynamo asks for the current stream; what answers here must not be traced in its turn."""
     module.add("tools.pretend")
 
 
-def after_inductor(module: ModuleType) -> None:
+def change_inductor(module: ModuleType) -> None:
     """What would be compiled for a GPU is traced and cut in two, and then runs as it is."""
     compiled = module.compile_fx
 
@@ -73,7 +70,7 @@ def after_inductor(module: ModuleType) -> None:
     vars(module)["compile_fx"] = compile_fx
 
 
-def after_gpus(module: ModuleType) -> None:
+def change_gpus(module: ModuleType) -> None:
     """The driver's folder lists the pretended GPUs."""
     from tools.pretend import build, cards
 
@@ -85,53 +82,6 @@ def after_gpus(module: ModuleType) -> None:
     vars(module)["DRIVER"] = Path(folder)
 
 
-def after_helpers(module: ModuleType) -> None:
+def change_helpers(module: ModuleType) -> None:
     """The finder that the package has put first answers for some of the modules changed here."""
     sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AfterImport")
-
-
-def after_recipe(module: ModuleType) -> None:
-    _narrow().change_recipe(module)
-
-
-def after_models(module: ModuleType) -> None:
-    _narrow().change_models(module)
-
-
-def after_plan(module: ModuleType) -> None:
-    _narrow().change_plan(module)
-    vars(module)["explain"] = _narrow().outside(vars(module)["explain"])
-
-
-def after_profile(module: ModuleType) -> None:
-    _narrow().change_profile(module)
-
-
-def after_step(module: ModuleType) -> None:
-    from tools.pretend.true_size import checked
-
-    vars(module)["train_step"] = checked(vars(module)["train_step"])
-
-
-def after_room(module: ModuleType) -> None:
-    from tools.pretend.true_size import with_true_peak
-
-    vars(module)["has_room"] = with_true_peak(vars(module)["has_room"])
-
-
-def after_train(module: ModuleType) -> None:
-    _narrow().change_train(module)
-
-
-def after_record(module: ModuleType) -> None:
-    vars(module)["run"] = _narrow().inside(vars(module)["run"])
-
-
-def after_measurement(module: ModuleType) -> None:
-    vars(module)["measure"] = _narrow().inside(vars(module)["measure"])
-
-
-def _narrow() -> ModuleType:
-    from tools.pretend import narrow
-
-    return narrow

@@ -121,6 +121,7 @@ def change_plan(module) -> None:
         return true(recipe, device)
 
     module._plan = lambda recipe, device: kept(recipe, device, _narrow.get())
+    module.explain = outside(module.explain)
 
 
 def change_profile(module) -> None:
@@ -140,3 +141,13 @@ def change_train(module) -> None:
     encoded = inside(module.encoded)
     module.encoded = wraps(encoded)(lambda recipe: encoded(fewer(recipe)))
     module.fit, module.evaluate = inside(module.fit), inside(module.evaluate)
+
+
+def change_record(module) -> None:
+    """helpers.record: a run is one of narrow models."""
+    module.run = inside(module.run)
+
+
+def change_measure(module) -> None:
+    """helpers.measure: so is what is measured."""
+    module.measure = inside(module.measure)

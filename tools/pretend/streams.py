@@ -6,28 +6,14 @@ import time
 from collections.abc import Callable
 
 import torch
-
-
-def index_of(current: int, given: object = None) -> int:
-    """The number of a GPU that is named as torch allows it; None names the `current` one.
-
-    Raises ValueError for a device that is no GPU.
-    """
-    if given is None:
-        return current
-    if isinstance(given, int):
-        return given
-    found = torch.device(given)  # type: ignore[call-overload]
-    if found.type != "cuda":
-        raise ValueError(f"Expected a cuda device, but got: {found}")
-    return current if found.index is None else found.index
+from torch.cuda._utils import _get_device_index
 
 
 class Stream:
     """The only stream of a GPU, on which everything has already been done."""
 
     def __init__(self, device: object = None, priority: int = 0, **rest):
-        self.device = torch.device("cuda", index_of(torch.cuda.current_device(), device))
+        self.device = torch.device("cuda", _get_device_index(device, optional=True))
         self.device_index, self.device_type = self.device.index, 1
         self.cuda_stream = self.stream_id = 0
 

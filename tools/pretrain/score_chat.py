@@ -12,7 +12,6 @@ from helpers.recipe import Recipe
 from helpers.train import evaluate, rows_of_step
 from tight_fit.techniques.optimizers import make_optimizer
 from tight_fit.techniques.step import learning_rate, train_step
-from tools.pretrain.score import SEEDS, spread
 
 STEPS = (60,)
 
@@ -58,15 +57,3 @@ def score(folder: Path, pretrained: bool, seed: int, steps: int) -> float:
         batches = [parts["train"].batch(part) for part in rows]
         train_step(model, optimizer, batches, sum(map(parts["train"].counted, rows)), tuned)
     return evaluate(model, parts["test"], tuned)
-
-
-def against_random(folder: Path) -> dict[str, dict]:
-    """{"60 steps": {"shipped": spread, "random": spread}, ...}, with all else equal."""
-
-    def repeat(pretrained: bool, steps: int) -> dict[str, object]:
-        return spread([score(folder, pretrained, seed, steps) for seed in SEEDS])
-
-    return {
-        f"{steps} steps": {"shipped": repeat(True, steps), "random": repeat(False, steps)}
-        for steps in STEPS
-    }

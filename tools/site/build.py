@@ -18,51 +18,6 @@ from tools.site.sources import Sources
 
 HERE = Path(__file__).parent
 
-PICTURE = (
-    "One training step of DeBERTa-v3-base, planned: memory by category, with and without "
-    "gradient accumulation"
-)
-INDEX = """# Tight Fit
-
-**Train transformers on the GPU you have.** A course of notebooks, one technique each, and a
-command that says before anything runs whether a training step fits your GPU, how long it takes,
-and what to change.
-
-- **I am out of memory.** <a href="calculator/index.html">The calculator</a>: a model, a GPU, and
-  what would make it fit.
-- **I want to learn.** [The lessons](docs/lessons.md), 40 minutes each; begin with [00]({first}).
-- **I teach.** [Ten weeks, exercises with checks, grading by machine](docs/teaching.md).
-
-![{picture}](docs/plan.png)
-
-How to install it, and what it can do: [README](README.md).
-
-```{{toctree}}
-:hidden:
-:caption: Lessons
-
-docs/lessons
-{lessons}
-```
-
-```{{toctree}}
-:hidden:
-:caption: Labs
-
-{labs}
-```
-
-```{{toctree}}
-:hidden:
-:caption: Pages
-
-README
-{docs}
-CONTRIBUTING
-CHANGELOG
-```
-"""
-
 
 def build(folder: Path = BUILD) -> Path:
     """Write the site to `folder`/site, in the place of what was there, and return that."""
@@ -93,12 +48,15 @@ def _index(sources: Sources) -> str:
     lessons = [path for path in sources.notebooks if path.parent.name == "notebooks"]
     labs = [path for path in sources.notebooks if path.parent.name == "labs"]
     docs = [path for path in sources.docs if path.stem != "lessons"]
-    return INDEX.format(
-        picture=PICTURE,
-        first=lessons[0].relative_to(ROOT).as_posix(),
-        lessons=names(lessons),
-        labs=names(labs),
-        docs=names(docs),
+    return (
+        (HERE / "index.md")
+        .read_text(encoding="utf8")
+        .format(
+            first=lessons[0].relative_to(ROOT).as_posix(),
+            lessons=names(lessons),
+            labs=names(labs),
+            docs=names(docs),
+        )
     )
 
 

@@ -131,13 +131,10 @@ class Sources:
         up = "../" * (len(page.parts) - 1)
         ways = [f'<a href="{up}{FILES}/{page.as_posix()}" download>Download this notebook</a>']
         if owner := badges.opening.repository():
-            path = f"blob/main/{page.as_posix()}"
-            colab = owner.replace("https://", "https://colab.research.google.com/").replace(
-                "google.com/github.com", "google.com/github"
-            )
-            ways.append(f'<a href="{colab}/{path}">Open in Colab</a>')
-            kaggle = f"https://kaggle.com/kernels/welcome?src={owner}/{path}"
-            ways.append(f'<a href="{kaggle}">Open in Kaggle</a>')
+            ways += [
+                f'<a href="{way}">Open in {place}</a>'
+                for place, way in badges.addresses(page.as_posix(), owner).items()
+            ]
         return " · ".join(ways)
 
     def _links(self, text: str, page: Path) -> str:

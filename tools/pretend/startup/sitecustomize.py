@@ -11,29 +11,29 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-# {module: the function of tools.pretend.hooks that changes it, "" where only its import differs}
+# {module: the function of tools.pretend that changes it, "" where only its import differs}
 CHANGED = {
-    "torch": "after_torch",
-    "torch.distributed.distributed_c10d": "after_distributed",
-    "torch._dynamo.trace_rules": "after_trace_rules",
-    "torch._inductor.compile_fx": "after_inductor",
+    "torch": "hooks.change_torch",
+    "torch.distributed.distributed_c10d": "nccl.install",
+    "torch._dynamo.trace_rules": "hooks.change_trace_rules",
+    "torch._inductor.compile_fx": "hooks.change_inductor",
     "bitsandbytes": "",
-    "benchmarks.room": "after_room",
-    "helpers": "after_helpers",
-    "tight_fit.gpus": "after_gpus",
-    "helpers.recipe": "after_recipe",
-    "helpers.models": "after_models",
-    "helpers.plan": "after_plan",
-    "helpers.profile": "after_profile",
-    "tight_fit.techniques.step": "after_step",
-    "helpers.train": "after_train",
-    "helpers.record": "after_record",
-    "helpers.measure": "after_measurement",
+    "benchmarks.room": "true_size.change_room",
+    "helpers": "hooks.change_helpers",
+    "tight_fit.gpus": "hooks.change_gpus",
+    "helpers.recipe": "narrow.change_recipe",
+    "helpers.models": "narrow.change_models",
+    "helpers.plan": "narrow.change_plan",
+    "helpers.profile": "narrow.change_profile",
+    "tight_fit.techniques.step": "true_size.change_step",
+    "helpers.train": "narrow.change_train",
+    "helpers.record": "narrow.change_record",
+    "helpers.measure": "narrow.change_measure",
 }
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds modules as the other finders do; `tools.pretend.hooks` changes those of `CHANGED`."""
+    """Finds modules as the other finders do; those of `CHANGED` are then changed."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname not in CHANGED:
@@ -49,8 +49,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
             hooks = importlib.import_module("tools.pretend.hooks")
             with hooks.around(fullname):
                 load(module)
-            if CHANGED[fullname]:
-                getattr(hooks, CHANGED[fullname])(module)
+            place, _, change = CHANGED[fullname].partition(".")
+            if change:  # only now, as it imports some of the modules that are changed here
+                getattr(importlib.import_module(f"tools.pretend.{place}"), change)(module)
 
         vars(spec.loader)["exec_module"] = then  # of this loader only, not of its class
         return spec
