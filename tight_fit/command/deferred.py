@@ -22,19 +22,53 @@ LATER: dict[str, tuple[str, ...]] = {
     "scipy.optimize": ("linear_sum_assignment",),  # the losses of detection models
     # torch.compile; what transformers decorates, and what optimizers call, does nothing before
     "torch._dynamo": ("allow_in_graph", "assume_constant_result", "disable", "graph_break"),
-    # tensors over many ranks: no tensor is one before the module is run
+    # models over many ranks; no tensor is a DTensor before its module is run
     "torch.distributed.tensor": ("DTensor",),
-    "torch.distributed.tensor._utils": ("compute_local_shape_and_global_offset",),
-    "torch.distributed.tensor.placement_types": ("Replicate", "Shard", "_StridedShard"),
     "torch.distributed._composable": (),
     "torch.distributed._composable.fsdp": ("fully_shard",),
     "torch.distributed.fsdp": ("CPUOffloadPolicy", "MixedPrecisionPolicy"),
-    "torch.distributed.checkpoint": (),
-    "torch.distributed.checkpoint.hf_storage": (
-        "HuggingFaceStorageReader",
-        "HuggingFaceStorageWriter",
+    "transformers.distributed.checkpoint": (
+        "_get_resolved_distributed_checkpoint_files",
+        "_load_model_checkpoint_distributed",
+        "_save_model_checkpoint_distributed",
+        "consolidate_distributed_checkpoint",
+        "get_distributed_checkpoint_dir",
+    ),
+    "transformers.distributed.expert_parallel": ("apply_expert_parallelism",),
+    "transformers.distributed.sharding_utils": (
+        "DtensorShardOperation",
+        "_dtensor_from_local_like",
+        "_tied_params_are_equal",
+    ),
+    "transformers.distributed.tensor_parallel": (
+        "apply_tensor_parallelism",
+        "gather_state_dict_for_save",
+        "get_kv_heads_per_rank",
+        "verify_tp_plan",
+    ),
+    # files of weights, and models that are divided or offloaded when they are loaded
+    "accelerate": (),
+    "accelerate.hooks": ("add_hook_to_module",),
+    "accelerate.utils": ("extract_model_from_parallel",),
+    "transformers.integrations.accelerate": (
+        "_get_device_map",
+        "accelerate_disk_offload",
+        "accelerate_dispatch",
+        "check_and_set_device_map",
+        "expand_device_map",
+        "get_device",
+        "load_offloaded_parameter",
+        "offload_weight",
+    ),
+    "transformers.integrations.deepspeed": (
+        "_load_state_dict_into_zero3_model",
+        "deepspeed_config",
+        "is_deepspeed_zero3_enabled",
+        "prevent_arange_dtype_change",
     ),
 }
+# What a function of a module answers while the module was not run, as nothing can be set in it.
+BEFORE = {"graph_break": None, "is_deepspeed_zero3_enabled": False, "deepspeed_config": None}
 # Modules that need nothing of their package, which FakeTensorMode and masks use.
 ALONE = ("torch._dynamo.config", "torch._dynamo._trace_wrapped_higher_order_op")
 
@@ -114,6 +148,8 @@ class _Later:
         return getattr(module, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._name in BEFORE and _waits(self._module):
+            return BEFORE[self._name]
         return self._real()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -171,18 +207,16 @@ def _run(module: ModuleType) -> None:
 
 @cache
 def _stand_in(module: str, name: str) -> Any:
-    if module != "torch._dynamo":
-        return _Later(module, name)
-    return {"disable": _disable, "graph_break": _graph_break}.get(name) or partial(_note, name)
+    if name == "disable":
+        return _disable
+    if name in ("allow_in_graph", "assume_constant_result"):
+        return partial(_note, name)
+    return _Later(module, name)
 
 
 def _note(decorator: str, function: Any) -> Any:
     _noted.append((decorator, function))
     return function
-
-
-def _graph_break(msg: str = "") -> None:
-    """Nothing is compiled before Dynamo is run."""
 
 
 def _disable(function: Any = None, recursive: bool = True, **options: Any) -> Any:
