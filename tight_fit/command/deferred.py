@@ -47,9 +47,13 @@ LATER: dict[str, tuple[str, ...]] = {
         "verify_tp_plan",
     ),
     # files of weights, and models that are divided or offloaded when they are loaded
-    "accelerate": (),
+    "accelerate": ("dispatch_model",),
     "accelerate.hooks": ("add_hook_to_module",),
-    "accelerate.utils": ("extract_model_from_parallel",),
+    "accelerate.utils": (
+        "extract_model_from_parallel",
+        "get_balanced_memory",
+        "infer_auto_device_map",
+    ),
     "transformers.integrations.accelerate": (
         "_get_device_map",
         "accelerate_disk_offload",
