@@ -8,20 +8,25 @@ A name that the installed release does not mention is taken from the real module
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from tight_fit.command.wrapper import importing
+
 LATER: dict[str, tuple[str, ...]] = {
     "scipy.optimize": ("linear_sum_assignment",),  # the losses of detection models
     # torch.compile; what transformers decorates, and what optimizers call, does nothing before
     "torch._dynamo": ("allow_in_graph", "assume_constant_result", "disable", "graph_break"),
+    "torch._dynamo.source": ("ConstantSource", "RandomValueSource"),  # names of constants
     # models over many ranks; no tensor is a DTensor before its module is run
     "torch.distributed.tensor": ("DTensor",),
     "torch.distributed._composable": (),
@@ -47,12 +52,13 @@ LATER: dict[str, tuple[str, ...]] = {
         "verify_tp_plan",
     ),
     # files of weights, and models that are divided or offloaded when they are loaded
-    "accelerate": ("dispatch_model",),
+    "accelerate": ("PartialState", "dispatch_model"),
     "accelerate.hooks": ("add_hook_to_module",),
     "accelerate.utils": (
         "extract_model_from_parallel",
         "get_balanced_memory",
         "infer_auto_device_map",
+        "reduce",
     ),
     "transformers.integrations.accelerate": (
         "_get_device_map",
@@ -152,6 +158,8 @@ class _Later:
         return getattr(module, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._name == "ConstantSource" and _waits(self._module):
+            return _Made(self._module, self._name, args)
         if self._name in BEFORE and _waits(self._module):
             return BEFORE[self._name]
         return self._real()(*args, **kwargs)
@@ -169,6 +177,18 @@ class _Later:
 
     def __mro_entries__(self, bases: tuple) -> tuple:
         return (self._real(),)
+
+
+class _Made(_Later):
+    """What such a class makes when it is called, made when it is looked at."""
+
+    def __init__(self, module: str, name: str, args: tuple):
+        super().__init__(module, name)
+        self._args = args
+
+    @cache
+    def _real(self) -> Any:
+        return super()._real()(*self._args)
 
 
 def put_off() -> None:
@@ -203,7 +223,8 @@ def _run(module: ModuleType) -> None:
     spec: Any = module.__spec__
     module.__class__ = ModuleType  # type: ignore[assignment]
     module.__loader__ = spec.loader = spec.loader.real
-    spec.loader.exec_module(module)
+    with importing() if gc.isenabled() else nullcontext():
+        spec.loader.exec_module(module)
     if name == "torch._dynamo":
         for decorator, function in _noted:
             getattr(module, decorator)(function)
