@@ -53,7 +53,7 @@ LATER: dict[str, tuple[str, ...]] = {
     ),
     # files of weights, and models that are divided or offloaded when they are loaded
     "accelerate": ("PartialState", "dispatch_model"),
-    "accelerate.hooks": ("add_hook_to_module",),
+    "accelerate.hooks": ("AlignDevicesHook", "add_hook_to_module"),
     "accelerate.utils": (
         "extract_model_from_parallel",
         "get_balanced_memory",
@@ -184,11 +184,12 @@ class _Made(_Later):
 
     def __init__(self, module: str, name: str, args: tuple):
         super().__init__(module, name)
+        self._made: Any = None
         self._args = args
 
-    @cache
     def _real(self) -> Any:
-        return super()._real()(*self._args)
+        self._made = self._made or super()._real()(*self._args)
+        return self._made
 
 
 def put_off() -> None:
