@@ -115,14 +115,19 @@ class _Loader:
 
 
 class _There(_Loader):
-    """A module that was imported while it was looked for, as its package imports it."""
+    """Gives a module that its package imported while it was looked for, which Python would make
+    anew from the specification that the module has."""
+
+    def __init__(self, module: ModuleType):
+        super().__init__(module.__spec__)
+        self.module = module
+        module.__spec__ = ModuleSpec(module.__name__, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        self.spec = self.real.__spec__
-        return self.real
+        return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec
+        module.__spec__ = self.real
 
 
 class _Finder:
@@ -141,7 +146,7 @@ class _Finder:
         if isinstance(package, _Deferred) and name not in ALONE:
             _run(package)
             if name in sys.modules:
-                return ModuleSpec(name, _There(sys.modules[name]))  # type: ignore[arg-type]
+                return _There(sys.modules[name]).module.__spec__
         return None
 
 
@@ -195,7 +200,7 @@ class _Made(_Later):
 def put_off() -> None:
     """From here on, the imports of `LATER` are put off in this process."""
     if _Finder not in sys.meta_path:
-        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder)
 
 
 def _top(name: str) -> str:
