@@ -48,7 +48,8 @@ many = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Replicat
 assert isinstance(many, DTensor) and utils.is_dtensor(many) and not utils.is_dtensor(plain)
 print(sharding_utils._tied_params_are_equal(many, many))
 from accelerate.utils import extract_model_from_parallel, send_to_device
-print(extract_model_from_parallel(torch.nn.Linear(2, 3)).out_features, not waits("accelerate.utils"))
+assert extract_model_from_parallel(plain) is plain and not waits("accelerate.utils")
+print("end")
 """
 PLAN = """
 from tight_fit.command.main import entry
@@ -69,7 +70,8 @@ def test_the_matching_is_imported_when_it_is_called_and_all_else_at_once():
 
 def test_what_waited_is_the_real_thing_once_it_is_used():
     done = python("-c", START + USED)
-    assert done.stdout.split() == ["2.0", "True", "3", "True"], done.stderr
+    told = done.stdout.splitlines()  # DeepSpeed, where it is installed, adds lines of its own
+    assert told[:2] == ["2.0", "True"] and told[-1] == "end", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", [BertConfig, LlamaConfig])
