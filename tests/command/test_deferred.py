@@ -48,7 +48,8 @@ many = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Replicat
 assert isinstance(many, DTensor) and utils.is_dtensor(many) and not utils.is_dtensor(plain)
 print(sharding_utils._tied_params_are_equal(many, many))
 from accelerate.utils import extract_model_from_parallel, send_to_device
-assert extract_model_from_parallel(plain) is plain and not waits("accelerate.utils")
+layer = torch.nn.Linear(2, 3)
+assert extract_model_from_parallel(layer) is layer and not waits("accelerate.utils")
 print("end")
 """
 PLAN = """
