@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tight_fit.command import calibrate, explain, question, script
+from tight_fit.command import calibrate, deferred, explain, question, script
 from tight_fit.command import options as command
 from tight_fit.command.question import Question
 from tight_fit.command.wrapper import importing, run
@@ -203,4 +203,5 @@ def entry(prog: str = command.NAME) -> int:
     if word in PROGRAMS:
         named = f"{prog} {word}"
         return run(lambda: PROGRAMS[word](sys.argv[2:], named), named)
+    deferred.put_off()
     return run(lambda: main(prog=prog), prog)

@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tight_fit.command.deferred import matching_deferred
-
 FAILED, INTERRUPTED, NO_READER = 2, 130, 141
 
 _FAULTS = {
@@ -38,7 +36,7 @@ _own_process = False  # whether `run` is running: then the process does nothing 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Inside, imports take less time, as nothing that is imported is garbage, and one is put off.
+    """Inside, imports take less time, as nothing that is imported is garbage.
 
     In a process of a command's own it is not looked at later either, where as much time would go.
     PyTorch asks for the line at which each of its operations is registered: it is told the number
@@ -52,8 +50,7 @@ def importing() -> Iterator[None]:
 
     inspect.getframeinfo = told_without_lines
     try:
-        with matching_deferred():
-            yield
+        yield
     finally:
         inspect.getframeinfo = told
         gc.enable()
