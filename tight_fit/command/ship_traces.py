@@ -188,7 +188,8 @@ def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
 def axes_of(step: ModelStep) -> Iterator[tuple[str, int]]:
     """(name, its value in a step's line) of each further axis."""
     if step.kind.classifies:
-        yield "classes", step.config.num_labels
+        labels: Any = step.config.num_labels
+        yield "classes", labels
     if step.lora_rank == RANK:
         yield "lora_rank", RANK
 
