@@ -1,9 +1,12 @@
 """Imports that are put off: they are not made, and what was to be imported works as before."""
 
+import sys
+
 import pytest
 from transformers import BertConfig, LlamaConfig
 
 from tests.small import configured, python
+from tight_fit.command import main
 
 START = """
 import sys
@@ -73,6 +76,17 @@ def test_what_waited_is_the_real_thing_once_it_is_used():
     done = python("-c", START + USED)
     told = done.stdout.splitlines()  # DeepSpeed, where it is installed, adds lines of its own
     assert told[:2] == ["2.0", "True"] and told[-1] == "end", done.stdout + done.stderr
+
+
+def test_nothing_waits_where_a_step_is_compiled(monkeypatch):
+    """Its graphs are others where decorators of Dynamo did nothing while models were imported."""
+    put_off = []
+    monkeypatch.setattr(main, "run", lambda work, name: 0)
+    monkeypatch.setattr(main.deferred, "put_off", lambda: put_off.append(sys.argv[-1]))
+    for last in ("--compile", "--quick"):
+        monkeypatch.setattr(sys, "argv", ["tight-fit", "gpt2", "--gpu", "T4", last])
+        main.entry()
+    assert put_off == ["--quick"]
 
 
 @pytest.mark.parametrize("kind", [BertConfig, LlamaConfig])

@@ -203,5 +203,6 @@ def entry(prog: str = command.NAME) -> int:
     if word in PROGRAMS:
         named = f"{prog} {word}"
         return run(lambda: PROGRAMS[word](sys.argv[2:], named), named)
-    deferred.put_off()
+    if "--compile" not in sys.argv:  # what Dynamo traces is decorated by it when it is imported
+        deferred.put_off()
     return run(lambda: main(prog=prog), prog)
