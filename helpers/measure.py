@@ -115,10 +115,9 @@ def release() -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
-    if "IPython" in sys.modules:
-        shell = sys.modules["IPython"].get_ipython()
-        if shell is not None:
-            _forget_outputs(shell)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        _forget_outputs(shell)
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -130,8 +129,9 @@ def _forget_outputs(shell) -> None:
     """Drop what an IPython shell keeps of earlier cells: values, results, tracebacks."""
     shell.displayhook.flush()
     shell.user_ns_hidden.update(dict.fromkeys(("_", "__", "___"), ""))  # copies for %who
-    last_result = getattr(shell, "last_execution_result", None)
-    if last_result is not None:
+    for names in (shell.user_ns, shell.user_ns_hidden):
+        names.pop("_0", None)  # of a cell that was run without a number
+    if (last_result := getattr(shell, "last_execution_result", None)) is not None:
         last_result.result = None
     # The traceback of the last error holds every frame in it, and each frame its local variables.
     tracebacks = getattr(shell, "InteractiveTB", None)

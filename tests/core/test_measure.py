@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from helpers import measure, models, train
@@ -24,10 +25,14 @@ HOLD = [
 ]
 
 
-def test_release_lets_go_of_what_a_kernel_holds():
+@pytest.mark.parametrize("numbered", [True, False])  # nbval runs cells without a number
+def test_release_lets_go_of_what_a_kernel_holds(numbered):
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, HOLD)])
     notebook.cells[2].metadata["tags"] = ["raises-exception"]
-    NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3")
+    with client.setup_kernel():
+        for place, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, place, store_history=numbered)
     assert notebook.cells[-1].outputs[0].text.strip() == "[True, True] [False, False, False]"
 
 
