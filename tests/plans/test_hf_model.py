@@ -137,12 +137,14 @@ def test_updates_in_place_of_a_view_differ_for_a_moment_and_never_at_the_peak(co
     [
         library.DebertaConfig(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"]),
         library.LongformerConfig(**TEXT | {"max_position_embeddings": 66}, attention_window=8),
+        library.BartConfig(vocab_size=100, d_model=64, encoder_layers=2, decoder_layers=2),
+        library.T5Config(vocab_size=100, d_model=64, num_layers=2, decoder_start_token_id=0),
     ],
     ids=lambda config: config.model_type,
 )
-def test_models_that_cut_by_tensors_of_one_number_are_planned(config):
-    """The number is known where the batch's values are followed: else it would be 1."""
-    asked = ModelStep(config, batch_size=2, length=32)
+def test_models_whose_shapes_follow_from_their_batch_are_planned(config):
+    """By a tensor of one number, or the tokens that end texts: values of the batch are followed."""
+    asked = ModelStep(config, task="sequence-classification", batch_size=2, length=32)
     planned, real = plan_model_step(asked, "cpu"), measured(asked)
     assert (planned.peak, planned.at_peak, planned.flops) == (real.peak, real.at_peak, real.flops)
 

@@ -114,7 +114,7 @@ def trace_model_step(
     with as_if_real(), as_cannot_plan(model_step):
         try:
             trace, parameters, trainable = step.trace(all_layers)
-        except RuntimeError:  # DeBERTa v1 and Longformer cut by tensors that hold a number
+        except RuntimeError:  # shapes follow from numbers in a batch: DeBERTa v1, BART
             if follows:
                 raise
             step, traced = replace(step, follows=True), None
@@ -261,6 +261,10 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
         return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
     inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
+    if config.is_encoder_decoder and kind.classifies and kind.each == "example":
+        # BART and T5 classify by the token that ends a text, of which each text has one.
+        end = config.eos_token_id
+        inputs["input_ids"].masked_fill_(inputs["input_ids"] == end, end - 1)[:, -1] = end
     if kind.reads == "texts":
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
