@@ -130,7 +130,7 @@ def fails(error):
         (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'"),
         (ValueError("several\n  lines\n"), "several lines."),
         (ValueError(), "ValueError."),
-        (shutil.Error([("a", "/tmp/b", FULL)] * 900), "/tmp/b cannot be written"),
+        (shutil.Error([("a", "/tmp/b", FULL)] * 900), "written: there is no space"),
         (UnicodeEncodeError("ascii", "×", 0, 1, "ordinal not in range"), "ascii"),
     ],
 )
