@@ -1,4 +1,4 @@
-"""Commands: interrupts, closed pipes, full disks, narrow encodings, outputs and bounds."""
+"""Commands: interrupts, closed pipes, full disks, narrow encodings, outputs."""
 
 import errno
 import os
@@ -139,7 +139,7 @@ def test_a_fault_is_one_sentence(error, says, capsys):
     one_sentence(capsys.readouterr().err, says)
 
 
-# -- outputs and bounds ----------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [["run"], ["run", "02"], ["record", "--dry-run"]])
