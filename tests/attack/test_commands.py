@@ -1,4 +1,4 @@
-"""Commands: interrupts, closed pipes, full disks, narrow encodings, outputs and bounds."""
+"""Commands: interrupts, closed pipes, full disks, narrow encodings, outputs."""
 
 import errno
 import os
@@ -130,7 +130,7 @@ def fails(error):
         (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'"),
         (ValueError("several\n  lines\n"), "several lines."),
         (ValueError(), "ValueError."),
-        (shutil.Error([("a", "/tmp/b", FULL)] * 900), "/tmp/b cannot be written"),
+        (shutil.Error([("a", "/tmp/b", FULL)] * 900), "written: there is no space"),
         (UnicodeEncodeError("ascii", "×", 0, 1, "ordinal not in range"), "ascii"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_fault_is_one_sentence(error, says, capsys):
     one_sentence(capsys.readouterr().err, says)
 
 
-# -- outputs and bounds ----------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [["run"], ["run", "02"], ["record", "--dry-run"]])

@@ -106,9 +106,8 @@ os.write(write, b"x")
 try: here.send(b"x")
 except OSError: pass
 """
-    folder = home(None)
-    holds(None, folder, before, deed)
-    assert end_of(started(None, folder, before, deed, ""))[0] == 9
+    holds(None, home(None), before, deed)
+    assert end_of(started(None, home(None), before, deed, ""))[0] == 9
 
 
 def test_where_there_is_none_it_says_what_is_refused(home):

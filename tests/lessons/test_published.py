@@ -62,13 +62,15 @@ def off(compiled, most):
 def test_lesson_27_and_the_answer_say_how_far_compiled_plans_with_float8_were_off():
     errors = off("with float8", 1)
     step = ModelStep(read("meta-llama/Llama-3.1-8B"), compile=True, float8="tensorwise")
-    times = "{}, {} and {}".format(*errors)
+    first, second, third = errors
+    times = f"{first}, {second} and {third}"
     assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))
     assert f"took {min(errors)} to {max(errors)} % longer" in markdown_of("27")
 
 
 def test_lesson_22_and_the_answer_say_how_far_compiled_plans_were_off():
-    times = "{} and {}".format(*off("yes", 0.6))
+    first, second = off("yes", 0.6)
+    times = f"{first} and {second}"
     assert f"took {times} % longer than so planned" in markdown_of("22")
     step = ModelStep(read("openai-community/gpt2"), compile=True)
     assert any(f"took {times} % more time" in note for note in notes.of_step(step, None))

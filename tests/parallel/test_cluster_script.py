@@ -201,7 +201,7 @@ FAILED = (
 )
 TRACE = "Traceback (most recent call last):\n"
 MINE, LOST = f"{TRACE}ValueError: my own\n", f"{TRACE}Connection closed by peer\n"
-BOTH = "Failures:\n" + FAILED
+BOTH, RESET = "Failures:\n" + FAILED, f"{TRACE}Connection reset\n"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ BOTH = "Failures:\n" + FAILED
     [
         ([FAILED.format(0, 1), FAILED.format(1, 1)], {(0, 0): MINE, (1, 0): LOST}, (0, 1)),
         ([FAILED.format(0, 1), FAILED.format(1, 1)], {(0, 0): LOST, (1, 0): MINE}, (1, 1)),
-        ([BOTH.format(1, -9) + FAILED.format(0, 1)], {(0, 0): LOST}, (1, -9)),
+        ([BOTH.format(1, -9) + FAILED.format(0, 1)], {(0, 0): RESET}, (1, -9)),
         ([BOTH.format(0, -15) + FAILED.format(1, 1)], {(0, 1): MINE}, (1, 1)),
     ],
     ids=["the first machine", "the second machine", "torchrun saw both", "torchrun ended one"],

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.script import HEAD, LOOP, run
+from tests.script import HEAD, LOOP
 from tight_fit.command import script as command
-from tight_fit.script.program import ProgramFailed
 
 FORWARD = "    optimizer.zero_grad()\n"  # a line of the loop in whose place another may stand
 BEFORE = "for step"
@@ -126,10 +125,9 @@ def test_what_cannot_be_planned_is_one_sentence_with_its_line_or_remedy(name, pr
     assert [*Path().iterdir()] == [path]
 
 
-def test_a_program_that_fails_shows_its_own_lines(program):
-    with pytest.raises(ProgramFailed, match="before its first step: NameError") as error:
-        run(program(f"{HEAD}def main():\n    return undefined\nmain()\n"))
-    assert error.value.lines == [
-        "train.py:8 in <module>: main()",
-        "train.py:7 in main: return undefined",
-    ]
+def test_a_program_that_fails_shows_its_own_lines(program, capsys):
+    path = program(f"{HEAD}def main():\n    return undefined\nmain()\n")
+    assert command.main([path, "--gpu", "T4"]) == command.FAILED
+    said, *lines = capsys.readouterr().err.splitlines()
+    assert "before its first step: NameError" in said
+    assert lines == ["  train.py:8 in <module>: main()", "  train.py:7 in main: return undefined"]

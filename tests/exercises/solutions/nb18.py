@@ -7,7 +7,7 @@ from tests.exercises import mistakes
 
 
 def step_seconds(parameters, tokens, ranks, flops, speed, hidden=True, share=None):
-    """With hidden=False messages wait for work; `share` of each tensor is sent, as a ring does."""
+    """With hidden=False messages wait for work; `share` of each tensor is sent (a ring's share)."""
     share = share or (ranks - 1) / ranks
     work, messages = 6 * parameters * tokens / flops, 8 * parameters * share / speed
     return max(work, messages) if hidden else work + messages

@@ -18,8 +18,9 @@ def quantize(block, levels, wrong=""):
 
 def merge(indices, scales, levels, A, B, alpha, wrong=""):
     """`wrong` is the mistake that it makes."""
-    block = indices.shape[1] if wrong == "a scale per row" else 64
-    scales = scales.repeat(indices.numel())[: indices.numel() // block]
+    block = 64
+    if wrong == "a scale per row":
+        block, scales = indices.shape[1], scales.repeat(len(indices))[: len(indices)]
     weight = (levels[indices].reshape(-1, block) * scales[:, None]).reshape(indices.shape)
     return weight + alpha / A.shape[0] * B @ A
 
