@@ -29,9 +29,9 @@ class TraceStore(Protocol):
     def find(self, key: tuple) -> Traced | None:
         """The trace of a step, by numbers and texts that tell it from all others of the model."""
 
-    def computed(self, general: tuple, step: ModelStep) -> Traced | None:
-        """The trace of a step from those of others that differ in batch size and length, if these
-        are known by what `general` tells."""
+    def computed(self, device: str, step: ModelStep) -> Traced | None:
+        """The trace of a step from those of others that differ in sizes only (`general`, `usual`),
+        if these are known."""
 
     def keep(self, key: tuple, traced: Traced) -> None:
         """Keep a trace."""
@@ -102,7 +102,7 @@ class BatchLines:
         if not self.kept:
             return None
         found = self.kept.find(self._key(step))
-        return found or self.kept.computed(general(step, self.device), step)
+        return found or self.kept.computed(self.device, step)
 
     def _anew(self, step: ModelStep) -> Traced:
         """Trace a step, and keep what was found."""
