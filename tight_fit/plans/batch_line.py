@@ -125,8 +125,8 @@ def general(step: ModelStep, device: str) -> tuple:
 def usual(step: ModelStep) -> tuple[ModelStep, dict[str, int]]:
     """The step that has the usual value of what only changes sizes, and {field: its own value}."""
     own = {name: value for name in AXES if (value := getattr(step, name)) not in (None, AXES[name])}
-    usual: dict[str, Any] = {name: AXES[name] for name in own}
-    return replace(step, **usual), own
+    lines: dict[str, Any] = {name: AXES[name] for name in own}
+    return replace(step, **lines), own
 
 
 def _family(step: ModelStep) -> tuple:
