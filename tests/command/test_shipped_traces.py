@@ -93,8 +93,16 @@ def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch):
     key = question.digest(general(step, "cuda"))
     shipped = ShippedLines({"facts": {}}, {key: json.dumps(line.packed)})
     monkeypatch.setattr(ShippedLines, "of", lambda values: shipped)
-    assert equal(KeptTraces(values).computed(("cuda",), other), trace_model_step(other))
-    assert KeptTraces(values).computed(("cuda",), replace(other, checkpointing=True)) is None
+    assert equal(KeptTraces(values).computed("cuda", other), trace_model_step(other))
+    assert KeptTraces(values).computed("cuda", replace(other, checkpointing=True)) is None
+
+
+def test_ranks_may_be_reached_in_larger_steps(adapters, monkeypatch):
+    step, line = adapters
+    monkeypatch.setitem(ship_traces.BESIDE, "lora_rank", ((8,), 32))
+    line = with_axes(line, step, [("lora_rank", 8)], trace_model_step)
+    assert line.packed["axes"]["lora_rank"]["step"] == 8
+    assert line.at((6, 184), 1, {"lora_rank": 24}) and not line.at((6, 184), 1, {"lora_rank": 20})
 
 
 def test_traces_of_another_kind_make_no_axis(adapters):
@@ -173,7 +181,7 @@ def same_as_traced(name, step, draw):
     least, few = (64, 128) if step.offload == "activations" else (2, 16)
     length = draw.randrange(least if least > 9 else few, 65) * 8 if step.tokens else None
     asked = at(step, (draw.randrange(least, least + 38), length))
-    found = KeptTraces(asked_of(name).values).computed(general(asked, "cuda"), asked)
+    found = KeptTraces(asked_of(name).values).computed("cuda", asked)
     assert found is not None
     assert equal(found, trace_model_step(asked)), f"{name}: trace and ship it anew"
 
@@ -239,10 +247,10 @@ def test_other_versions_and_damaged_files_have_no_lines(tmp_path, monkeypatch):
     head = {"model": "m", "versions": question.versions(), "facts": {"trainer": "x"}}
     ShippedLines.write(values, head, {key: line()}, {})
     assert KeptTraces(values).fact("trainer", lambda: pytest.fail("made")) == "x"
-    found = KeptTraces(values).computed(general(STEP, "cuda"), at(STEP, (3, 200)))
+    found = KeptTraces(values).computed("cuda", at(STEP, (3, 200)))
     assert equal(found, traced(3, 200))
-    other = general(replace(STEP, checkpointing=True), "cuda")
-    assert KeptTraces(values).computed(other, STEP) is None
+    assert KeptTraces(values).computed("cuda", replace(STEP, checkpointing=True)) is None
+    assert KeptTraces(values).computed("cpu", STEP) is None
     with monkeypatch.context() as changed:
         other = question.versions() | {"torch": "9.9"}
         changed.setattr(question, "versions", lambda: other)

@@ -83,7 +83,7 @@ def test_some_messages_are_waited_for_at_once_and_gradients_by_the_update():
 
 
 def pipeline(ranks: int, micro_batches: int, schedule, transfer: float):
-    """(end of a pipeline of equal stages by `play`, by `schedules.simulate`).
+    """(end of a pipeline of equal stages by `play`, by `timeline.simulate`).
 
     As torch does it, the first stage has no gradient of its input to compute.
     """

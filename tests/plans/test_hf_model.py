@@ -149,6 +149,12 @@ def test_models_whose_shapes_follow_from_their_batch_are_planned(config):
     assert (planned.peak, planned.at_peak, planned.flops) == (real.peak, real.at_peak, real.flops)
 
 
+def test_a_classifier_that_knows_no_token_that_ends_a_text_is_refused():
+    config = library.BartConfig(**NARROW, eos_token_id=None)
+    asked = ModelStep(config, task="sequence-classification", batch_size=2, length=32)
+    refused(CannotPlan, "bart cannot be planned", lambda: plan_model_step(asked, "cpu"))
+
+
 @pytest.mark.parametrize("name", ["t5", "mixtral", "resnet"])
 def test_parameters_are_the_unique_storages(name):
     """Counted without the planner: tied weights once, buffers too, on a model made anew."""

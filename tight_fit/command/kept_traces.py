@@ -65,10 +65,9 @@ class KeptTraces:
             return _unpacked(kept)
         return None
 
-    def computed(self, general: tuple, step: ModelStep) -> Traced | None:
+    def computed(self, device: str, step: ModelStep) -> Traced | None:
         """The trace of a step from what comes with the package, if there is enough of it: a line,
         or that of the step with fused AdamW and the part of its own optimizer."""
-        device = general[0]
         traced = self._on_line(step, device)
         if traced is not None:
             return traced

@@ -70,7 +70,7 @@ LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded a
 # Of each further axis what is added to its value for the traces that give it, the first that does,
 # and the largest value, at which it is checked.
 BESIDE = {"classes": ((1,), 1000), "lora_rank": ((4, 8), 256)}
-ODD = {"classes": 7, "lora_rank": 4}  # checked as well
+ODD = {"classes": 7, "lora_rank": 4}  # checked as well, or the next value where no step leads there
 LONGEST = (4096, 512)  # tokens up to which a line is taken, the first of them that holds
 
 
@@ -114,7 +114,8 @@ def _trace_all(
         key = question.digest(general(changed, "cuda"))
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
-            axes = () if few or "axes" in line.packed else axes_of(changed)
+            known = line.packed.get("axes", {})
+            axes = () if few else [axis for axis in axes_of(changed) if axis[0] not in known]
             lines[key] = with_axes(line, changed, axes, trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
@@ -206,7 +207,9 @@ def with_axes(
 
     for name, base in axes:
         smaller, most = BESIDE[name]
-        for value in (base + more for more in smaller):
+        for more in smaller:
+            value = base + more
+            odd = value + more if (ODD[name] - base) % more else ODD[name]
             with suppress(ValueError):  # more than the model takes
                 traces = {place: traced(name, value, place) for place in grid(longest, first, 2)}
                 longer = extended(line, name, (base, value, most), traces, step.accumulation)
@@ -215,7 +218,7 @@ def with_axes(
                         longer.at(place, step.accumulation, {name: other}),
                         traced(name, other, place),
                     )
-                    for place, other in zip(checks(line), (ODD[name], most))
+                    for place, other in zip(checks(line), (odd, most))
                 ):
                     line = longer
                     break
@@ -223,7 +226,7 @@ def with_axes(
 
 
 def checks(line: TraceLine) -> list[Place]:
-    """Two places, none of which made the line or one of its further axes."""
+    """Two places. Where there are tokens, none made the line or one of its further axes."""
     first, longest = line.packed["first"], line.packed["longest"]
     lengths = (None, None) if longest is None else (200, 336)
     return [(first + more if first > 1 else 1, tokens) for more, tokens in zip((5, 3), lengths)]

@@ -6,8 +6,8 @@ how many rows they get (a first all-to-all), and sends the rows there (dispatch)
 rank compute in one grouped product each, and a third all-to-all brings the rows back (combine). No
 token is dropped. The backward pass sends the gradients of the rows the same ways back.
 
-On ranks without values (`plan.plan_layout`) nobody knows where a token goes: there routing is
-taken to be balanced, so that a rank gets as many rows from each rank as it sends to it.
+On ranks without values (`layouts.plan.plan_layout`) nobody knows where a token goes: there routing
+is taken to be balanced, so that a rank gets as many rows from each rank as it sends to it.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class TraceStore(Protocol):
     def find(self, key: tuple) -> Traced | None:
         """The trace of a step, by numbers and texts that tell it from all others of the model."""
 
-    def computed(self, general: tuple, step: ModelStep) -> Traced | None:
-        """The trace of a step from those of others that differ in batch size and length, if these
-        are known by what `general` tells."""
+    def computed(self, device: str, step: ModelStep) -> Traced | None:
+        """The trace of a step from those of others that differ in sizes only (`general`, `usual`),
+        if these are known."""
 
     def keep(self, key: tuple, traced: Traced) -> None:
         """Keep a trace."""
@@ -102,7 +102,7 @@ class BatchLines:
         if not self.kept:
             return None
         found = self.kept.find(self._key(step))
-        return found or self.kept.computed(general(step, self.device), step)
+        return found or self.kept.computed(self.device, step)
 
     def _anew(self, step: ModelStep) -> Traced:
         """Trace a step, and keep what was found."""
@@ -125,8 +125,8 @@ def general(step: ModelStep, device: str) -> tuple:
 def usual(step: ModelStep) -> tuple[ModelStep, dict[str, int]]:
     """The step that has the usual value of what only changes sizes, and {field: its own value}."""
     own = {name: value for name in AXES if (value := getattr(step, name)) not in (None, AXES[name])}
-    usual: dict[str, Any] = {name: AXES[name] for name in own}
-    return replace(step, **usual), own
+    lines: dict[str, Any] = {name: AXES[name] for name in own}
+    return replace(step, **lines), own
 
 
 def _family(step: ModelStep) -> tuple:

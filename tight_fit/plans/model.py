@@ -261,10 +261,11 @@ def batch(model: FlatLogits, model_step: ModelStep) -> Batch:
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
         return inputs | {"labels": torch.randint(vocabulary, (examples * tokens,))}
     inputs["input_ids"] = torch.randint(vocabulary, (examples, tokens))
-    if config.is_encoder_decoder and kind.classifies and kind.each == "example":
+    end = getattr(config, "eos_token_id", None)
+    if end is not None and config.is_encoder_decoder and kind.classifies and kind.each == "example":
         # BART and T5 classify by the token that ends a text, of which each text has one.
-        end = config.eos_token_id
-        inputs["input_ids"].masked_fill_(inputs["input_ids"] == end, end - 1)[:, -1] = end
+        texts, other = inputs["input_ids"], end - 1 if end else 1
+        texts.masked_fill_(texts == end, other)[:, -1] = end
     if kind.reads == "texts":
         inputs["decoder_input_ids"] = torch.randint(vocabulary, (examples, tokens))
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

@@ -63,7 +63,7 @@ class TraceLine:
             return None
         count = len(line["made_by"])
         events = Living().events(line["events"])
-        if line["first"] != FIRST[0] and any(
+        if line["smallest"] is not None and any(
             kind == BORN and category == HOST and values[storage] < line["smallest"]
             for kind, storage, category, _ in events[line["begin"] :]
         ):
