@@ -55,7 +55,7 @@ SHOWN = (
 SIMPLER = "timm, held out"  # the group of which the page says what simpler estimates miss
 _CARDS = records("neusight_cards.csv")
 NAMES = dict(zip(_CARDS["card"], _CARDS["gpu"]))
-NEAREST = dict(zip(_CARDS["gpu"], _CARDS["nearest"]))
+NEAREST = dict(_CARDS[["gpu", "nearest"]].dropna().to_numpy().tolist())
 # The GPUs whose kernels NeuSight published, as it names them.
 FITTED = {card: NAMES[card] for card in _CARDS["card"][_CARDS["kernels"] == "yes"]}
 PARTS = {"forward": ("forward",), "backward": ("backward", "recompute")}

@@ -4,7 +4,8 @@ The protocol, for every point:
 
 1. The set-up is written first, from the published script as far as it was seen: the model, the
    dtypes, the order of the calls, the number of examples and tokens. What was not seen and had to
-   be assumed is said in the module of the source. It is committed before its plan is seen.
+   be assumed is said in the module of the source, or above the rows of data/peaks.csv where the
+   source needs no module. It is committed before its plan is seen.
 2. The step is planned after that. The errors are kept in data/peaks.json and published in
    docs/accuracy.md as they are.
 3. Which rows of a published table are taken is decided by a rule that does not look at plans: all

@@ -124,6 +124,9 @@ FILES = {
     "zeros": bytes(1000),
     "a name twice": TEXT.replace('"accuracy"', '"accuracy": 0.9, "accuracy"').encode(),
     "deep": b"[" * 100_000,
+    "a deep field": TEXT.replace(
+        '"peak"', '"more": ' + '{"a": ' * 400 + "1" + "}" * 400 + ', "peak"', 1
+    ).encode(),
     "a long number": b'{"version": ' + b"1" * 5000 + b"}",
     "git-lfs": b"version https://git-lfs.github.com/spec/v1\n",
     "another field": with_field("colour", value="red").encode(),

@@ -107,6 +107,7 @@ def test_the_models_are_those_that_were_measured(step):
         "GPT 124M, 8 × 1024, fused attention",
         "20 linear layers, DDP, after the first update",
         "RMSNorm, 2048 × 32768",
+        "ViT-L/16, 64 images, fp16 autocast",
     ],
 )
 def test_kept_plans_are_todays(name):

@@ -81,12 +81,13 @@ def of_text(text: str) -> Run:
     """The run in the text of a record. Raises ValueError, in one sentence, for what is none."""
     try:
         values = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        wrong = best_match(SCHEMA.iter_errors(values))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             "This is not a run's record: its JSON breaks off or is malformed "
             f"({type(error).__name__})."
         ) from error
-    if wrong := best_match(SCHEMA.iter_errors(values)):
+    if wrong:
         first, *rest = wrong.absolute_path or ("its fields",)
         place = f"{first}{''.join(f'[{shown(part)}]' for part in rest)}"
         said = wrong.message.replace(repr(wrong.instance), shown(wrong.instance), 1)
