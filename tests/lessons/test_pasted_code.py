@@ -103,7 +103,7 @@ CASES = {
         (
             "from transformers import Trainer",
             "norm_rel_ebd=",
-            "gradient_checkpointing=True",
+            'optim="adamw_torch"',
             "frozen +=",
         ),
         ("model = DebertaV2ForSequenceClassification(config)", made("")[1]),
@@ -307,7 +307,8 @@ def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     recipe, wanted, *changes = CASES[number]
     facts = facts_of(tmp_path, program(number, wanted, recipe, *changes), "A100-80GB")
     assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
-    apart = 0.07 if number == "11" else 0.05  # Fabric's AdamW is not fused (lab 11), the planned is
+    # Fabric's AdamW is not fused (lab 11), the planned is; 19's table plans another 8-bit AdamW.
+    apart = 0.07 if number in ("11", "19") else 0.05
     assert facts["seconds"] == pytest.approx(plan(recipe).seconds("A100-80GB").total, rel=apart)
 
 
