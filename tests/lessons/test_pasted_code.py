@@ -307,8 +307,8 @@ def test_a_lesson_s_own_code_takes_what_its_table_says(number, tmp_path):
     recipe, wanted, *changes = CASES[number]
     facts = facts_of(tmp_path, program(number, wanted, recipe, *changes), "A100-80GB")
     assert facts["peak"] == pytest.approx(plan(recipe).peak, rel=0.01)
-    # Fabric's AdamW is not fused (lab 11), the planned is. 19's table is planned 6 % slower than its
-    # program, of which the reason is not known.
+    # Fabric's AdamW is not fused (lab 11), the planned is. 19's table is planned 6 % slower than
+    # its program, of which the reason is not known.
     apart = 0.07 if number in ("11", "19") else 0.05
     assert facts["seconds"] == pytest.approx(plan(recipe).seconds("A100-80GB").total, rel=apart)
 
