@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from tight_fit.command import unread_models
 from tight_fit.command.wrapper import importing
 
 LATER: dict[str, tuple[str, ...]] = {
@@ -114,6 +115,17 @@ class _Loader:
         pass
 
 
+class _Read(_Loader):
+    """Runs the module that reads the files of all models, and puts that off."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.real.exec_module(module)
+        unread_models.put_off(module)
+
+
 class _There(_Loader):
     """Gives a module that its package imported while it was looked for, which Python would make
     anew from the specification that the module has."""
@@ -142,6 +154,11 @@ class _Finder:
             if spec is not None and spec.loader is not None and spec.origin:
                 spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
                 return spec
+        if name == "transformers.utils.import_utils":
+            spec = PathFinder.find_spec(name, path)
+            if spec is not None:
+                spec.loader = _Read(spec.loader)  # type: ignore[assignment]
+            return spec
         package = sys.modules.get(name.rpartition(".")[0])
         if isinstance(package, _Deferred) and name not in ALONE:
             _run(package)

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 from tight_fit.gpus import VISIBLE
 from tight_fit.packages import missing
@@ -61,6 +60,8 @@ def rank_of(ranks: int | None) -> ProgramRank | None:
 @contextmanager
 def importing() -> Iterator[None]:
     """Inside, imports start no CUDA, with which no copy of this process could work."""
+    from unittest.mock import patch  # imports asyncio, which no other command needs
+
     gc.disable()  # nothing that is imported is garbage, and looking for it takes time
     try:
         with patch.dict(os.environ, {VISIBLE: ""}):
