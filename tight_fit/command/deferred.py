@@ -118,8 +118,8 @@ class _Loader:
 class _Read(_Loader):
     """Runs the module that reads the files of all models, and puts that off."""
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ModuleType(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         self.real.exec_module(module)

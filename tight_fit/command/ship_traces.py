@@ -5,8 +5,8 @@ With them the command answers a first question about such a model without PyTorc
 batch size, GPU and, within bounds, length. The steps are each model's as it is, and those with the
 changes that most people make, alone and together. Lines with further axes give other numbers of
 classes and ranks of adapters (`with_axes`). Of optimizers only their parts are kept
-(`plans.other_optimizer`). A loss in chunks has no lines, as the number of its operations changes
-with the sizes; offloaded activations have them where all are large enough to be offloaded.
+(`plans.other_optimizer`). A loss in chunks has a line where these are alike; offloaded activations
+have one where all are large enough to be offloaded.
 
 Nothing here notices that the planner itself has changed: `tests/command/test_shipped_traces.py`
 traces a sample anew and compares. Where they differ, ship all of them again.
@@ -29,8 +29,10 @@ from tight_fit.command.ship import asked_of
 from tight_fit.command.wrapper import run
 from tight_fit.models import config as hf_config
 from tight_fit.models import names as model_names
+from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
 from tight_fit.optimizer_kinds import OPTIMIZERS
+from tight_fit.plans import chunk_lines
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.other_optimizer import optimizer_part, plain, with_adamw
 from tight_fit.plans.trace_line import (
@@ -61,6 +63,17 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )
+IN_EACH: tuple[dict[str, Any], ...] = (  # precision
+    {"attention": "eager"},
+    {"compile": True},
+    {"lora_rank": RANK, "lora_targets": "all-linear"},
+    {"optimizer_in_backward": True, "max_grad_norm": None},
+)
+OF_PAIRS: tuple[dict[str, Any], ...] = tuple(
+    {"task": "dpo", "lora_rank": rank, "checkpointing": again}
+    for rank, again in product((None, RANK), (False, True))
+)
+FROZEN = 12  # numbers of frozen layers at most
 OTHERS: tuple[dict[str, Any], ...] = (
     *({"optimizer": name} for name in OPTIMIZERS if name not in ("adamw", "muon")),
     {"offload": "optimizer"},
@@ -71,7 +84,7 @@ LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded a
 # and the largest value, at which it is checked.
 BESIDE = {"classes": ((1,), 1000), "lora_rank": ((4, 8), 256)}
 ODD = {"classes": 7, "lora_rank": 4}  # checked as well, or the next value where no step leads there
-LONGEST = (4096, 512)  # tokens up to which a line is taken, the first of them that holds
+LONGEST = (4096, 2048, 1024, 512)  # tokens up to which a line is taken, the first that holds
 
 
 def ship(names: Iterable[str], few: bool = False, more: bool = False) -> None:
@@ -110,29 +123,56 @@ def _trace_all(
     step: ModelStep, few: bool, trace: Any, lines: dict[str, TraceLine], parts: dict[str, Any]
 ) -> None:
     """Add lines and parts of a step that are not there yet."""
+    together = [] if few else list(_changed(step, _together(step)))
     for changed in [step] if few else steps_of(step):
         key = question.digest(general(changed, "cuda"))
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
-            axes = () if few else [axis for axis in axes_of(changed) if axis[0] not in known]
-            lines[key] = with_axes(line, changed, axes, trace)
+            axes = [axis for axis in axes_of(changed) if axis[0] not in known]
+            lines[key] = with_axes(line, changed, axes if changed in together else (), trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
 
 
 def steps_of(step: ModelStep) -> Iterator[ModelStep]:
-    """A step with the changes that it takes, and in 4 bits."""
-    changes = [dict(zip(TOGETHER, values)) for values in product(*TOGETHER.values())]
-    if step.weights != "fp32":  # which take autocast of their own dtype
-        changes = [change for change in changes if change["precision"] is None]
-    for change in [*changes, *ALONE, *Remedies(step, "H100").four_bits()]:
+    """A step with the changes that it takes."""
+    yield from _changed(step, _together(step))
+    yield from _changed(step, _alone(step))
+
+
+def _changed(step: ModelStep, changes: Iterable[dict[str, Any]]) -> Iterator[ModelStep]:
+    for change in changes:
         changed = change | {"precision": change.get("precision") or step.precision}
         with suppress(ValueError):
             yield replace(step, **changed)
-        if change in changes and change["accumulation"] == 1:
+        if change.get("accumulation") == 1:
             with suppress(ValueError):
                 yield replace(step, **changed, batch_size=1)
+
+
+def _together(step: ModelStep) -> Iterator[dict[str, Any]]:
+    """Changes of `TOGETHER`; of a language model also in 4 bits, and with its loss in chunks."""
+    in_four = Remedies(step, "H100").four_bits()
+    for loss in ("full", "chunked") if step.task in LANGUAGE_MODELS else ("full",):
+        for values in product(*TOGETHER.values()):
+            change = dict(zip(TOGETHER, values), loss=loss)
+            # Weights in 16 bits take autocast of their own dtype.
+            if step.weights == "fp32" or change["precision"] is None:
+                yield change
+            if change["precision"] is None and change["lora_rank"]:
+                yield from (change | other for other in in_four)
+
+
+def _alone(step: ModelStep) -> Iterator[dict[str, Any]]:
+    yield from ALONE
+    for precision in TOGETHER["precision"] if step.weights == "fp32" else (None,):
+        yield from ({"precision": precision, **change} for change in IN_EACH)
+    if step.task == "causal-lm":
+        yield from OF_PAIRS
+    layers = getattr(hf_config.text_config(step.config), "num_hidden_layers", 0)
+    for number in range(layers, 0, -max(1, layers // FROZEN)):
+        yield {"frozen": number}
 
 
 def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
@@ -163,27 +203,59 @@ def part_of(step: ModelStep, trace: Any, parts: Container[str]) -> dict[str, dic
 def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
     """The line of a step, through traces that `trace(step)` makes; None where there is none."""
     traces: dict[Place, Any] = {}
-    first, further, smallest = FIRST[0], FURTHER, None
+    first, further, smallest, chunks = FIRST[0], FURTHER, None, None
     if step.offload == "activations":
         from tight_fit.techniques.activation_offload import SMALLEST  # imports PyTorch
 
         first, further, smallest = MANY, LARGE, SMALLEST
+    elif step.loss == "chunked":
+        chunks = chunks_of(step)
+        if chunks is None:
+            return None
+        first = 1 if step.micro_batch == 1 else chunk_lines.FEW
+        further = in_chunks(first, *chunks)
     elif step.micro_batch == 1:
         first, further = 1, [(1, tokens) for _, tokens in FURTHER]
+    start = None if chunks is None else chunk_lines.start_of(first, *chunks)
     for longest in LONGEST if step.length is None and step.tokens else (None,):
         # None is offloaded there that was not before.
         last = (1 if first == 1 else 16 if smallest is None else MOST), longest
+        base = grid(longest, first, start=start)
+        beside = [place for place in further if longest and (place[1] or 0) <= longest]
+        if longest and (base[-1][1] or 0) > longest:
+            continue
         try:
-            for place in [last, *grid(longest, first), *(further if longest else [])]:
+            for place in [last, *base, *beside]:
                 if place not in traces:
                     traces[place] = trace(at(step, place))
         except (ValueError, ModuleNotFoundError):  # longer than the model takes, or not planned
             continue
-        line = fitted(traces, longest, step.accumulation, smallest, first)
+        line = fitted(traces, longest, step.accumulation, smallest, first, chunks)
         if line is not None:
             return line
         del traces[last]
     return None
+
+
+def chunks_of(step: ModelStep) -> tuple[int, int] | None:
+    """(tokens of the smallest chunk of a loss, chunks at most), None where there are too few."""
+    from tight_fit.techniques.log_probs import LEAST, tokens_in_chunk  # imports PyTorch
+
+    text = hf_config.text_config(step.config)
+    words, width = (getattr(text, name, 0) for name in ("vocab_size", "hidden_size"))
+    if not words or not width:
+        return None
+    many = 1 << 40
+    most = many // tokens_in_chunk(many, words, width)
+    return (LEAST, most) if most >= chunk_lines.FEW else None
+
+
+def in_chunks(first: int, least: int, most: int) -> list[Place]:
+    """Places at which a line of a loss in chunks is checked, with the least chunks and larger ones;
+    the last tells how they grow."""
+    if first == 1:
+        return [(1, 7 * least), (1, most * (least + 64)), chunk_lines.larger(1, least, most)]
+    return [(7, 2 * least), (2 * most, least + 64), chunk_lines.larger(first, least, most)]
 
 
 def axes_of(step: ModelStep) -> Iterator[tuple[str, int]]:
@@ -199,7 +271,8 @@ def with_axes(
     line: TraceLine, step: ModelStep, axes: Iterable[tuple[str, int]], trace: Any
 ) -> TraceLine:
     """The line with those of the further axes that it has, each checked."""
-    first, longest = line.packed["first"], line.packed["longest"]
+    packed = line.packed
+    places = grid(packed["longest"], packed["first"], 2, packed.get("start"))
 
     def traced(name: str, value: int, place: Place) -> Any:
         own: dict[str, Any] = {name: value}
@@ -211,7 +284,7 @@ def with_axes(
             value = base + more
             odd = value + more if (ODD[name] - base) % more else ODD[name]
             with suppress(ValueError):  # more than the model takes
-                traces = {place: traced(name, value, place) for place in grid(longest, first, 2)}
+                traces = {place: traced(name, value, place) for place in places}
                 longer = extended(line, name, (base, value, most), traces, step.accumulation)
                 if longer is not None and all(
                     equal(
@@ -229,6 +302,9 @@ def checks(line: TraceLine) -> list[Place]:
     """Two places. Where there are tokens, none made the line or one of its further axes."""
     first, longest = line.packed["first"], line.packed["longest"]
     lengths = (None, None) if longest is None else (200, 336)
+    if "chunks" in line.packed:
+        least, _ = line.packed["chunks"]["of"]
+        lengths = (8 * least, 7 * least) if first == 1 else (2 * least, least)
     return [(first + more if first > 1 else 1, tokens) for more, tokens in zip((5, 3), lengths)]
 
 

@@ -21,13 +21,13 @@ def put_off(utils: Any) -> None:
 
     A release in which these names differ reads everything, as it does by itself.
     """
-    lazy = getattr(utils, "_LazyModule", None)
-    define = getattr(utils, "define_import_structure", None)
-    read = getattr(utils, "create_import_structure_from_path", None)
+    lazy: Any = getattr(utils, "_LazyModule", None)
+    define: Any = getattr(utils, "define_import_structure", None)
+    read: Any = getattr(utils, "create_import_structure_from_path", None)
     if lazy is None or not hasattr(define, "__wrapped__") or not hasattr(read, "__wrapped__"):
         return
     models = os.path.join(os.path.dirname(os.path.dirname(utils.__file__)), "models")
-    everything = cache(read.__wrapped__)  # theirs keeps 128 folders, fewer than there are
+    everything: Any = cache(read.__wrapped__)  # theirs keeps 128 folders, fewer than there are
 
     def read_few(path: str | os.PathLike[str]) -> dict[str, Any]:
         if os.fspath(path) not in (models, os.path.join(models, "__init__.py")):
@@ -38,14 +38,14 @@ def put_off(utils: Any) -> None:
             entry.name: everything(entry.path) if entry.name in READ else {} for entry in folders
         }
 
-    class Models(lazy):  # type: ignore[misc,valid-type]
+    class Models(lazy):
         """A module of transformers whose names were read in part, until one is missing."""
 
         def __init__(self, name: str, file: str, structure: dict, *rest: Any, **options: Any):
             super().__init__(name, file, structure, *rest, **options)
             if name in ("transformers", "transformers.models"):
-                vars(self)["_few"] = structure
-                del vars(self)["__all__"]
+                self.__dict__["_few"] = structure
+                del self.__dict__["__all__"]
 
         def __getattr__(self, name: str) -> Any:
             if "_few" not in vars(self) or name in self._class_to_module or name in self._objects:
@@ -65,7 +65,7 @@ def put_off(utils: Any) -> None:
             return super().__dir__()
 
         def _read_all(self) -> None:
-            few = vars(self).pop("_few")
+            few = self.__dict__.pop("_few")
             utils.create_import_structure_from_path = everything
             whole = define.__wrapped__(
                 models, *(("models",) if self.__name__ == "transformers" else ())
@@ -74,7 +74,7 @@ def put_off(utils: Any) -> None:
                 whole.setdefault(backends, {}).update(names)
             made: ModuleType = lazy(self.__name__, self.__file__, whole, self.__spec__)
             names = "_modules", "_class_to_module", "_object_missing_backend", "_import_structure"
-            vars(self).update({name: vars(made)[name] for name in (*names, "__all__")})
+            self.__dict__.update({name: vars(made)[name] for name in (*names, "__all__")})
 
     utils.create_import_structure_from_path = read_few
     utils._LazyModule = Models

@@ -5,6 +5,8 @@ the tokens of an example, as attention has one number for each two of them. Six 
 and further ones check them: where one is not as expected, there is no line. A single example takes
 operations of its own and has a line of its own, over its tokens.
 
+Where a loss is computed in chunks, they are lines of the trace with few of them (`chunk_lines`).
+
 Along a further axis, the classes of a classifier or the rank of adapters, a size is a line whose
 slope is a line over the examples and the tokens: four more traces give it (`extended`). Nothing
 here imports PyTorch.
@@ -16,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tight_fit.kernels.op import Op
 from tight_fit.kernels.traced_ops import TracedOps
+from tight_fit.plans import chunk_lines
 from tight_fit.plans.batch_line import Traced
+from tight_fit.plans.differences import differences, evaluated
 from tight_fit.plans.living import Living
 from tight_fit.trace.storage_trace import BORN, HOST, StorageTrace
 
@@ -48,7 +50,7 @@ class TraceLine:
         or gives no whole number."""
         examples, tokens = place
         line, longest = self.packed, self.packed["longest"]
-        batch, length = line["first"], FIRST[1]
+        batch, (length, _) = line["first"], _lengths_of(line)
         least = min(batch, FIRST[0])
         if not least <= examples <= line["most"] or (tokens is None) != (longest is None):
             return None
@@ -56,8 +58,13 @@ class TraceLine:
             length <= tokens <= longest and tokens % line["multiple"] == 0
         ):
             return None
-        values = self._numbers(
-            examples - batch, 0 if tokens is None else tokens - length, further or {}
+        split = chunk_lines.beside(line, place)
+        if split is None:
+            return None
+        values = self.numbers(
+            examples - batch,
+            0 if tokens is None else tokens - length,
+            {**(further or {}), **split[1]},
         )
         if values is None:
             return None
@@ -91,14 +98,18 @@ class TraceLine:
             flops,
             operations,
         )
+        if split[0]:
+            more = chunk_lines.with_chunks(trace, line["chunks"]["parts"], split[0])
+            assert more is not None, "chunks are put in"
+            trace = more
         return trace, values[-1]
 
-    def _numbers(self, more: int, longer: int, further: Values) -> list[int] | None:
+    def numbers(self, more: int, longer: int, further: Values) -> list[int] | None:
         """All numbers of the trace, `more` examples and `longer` tokens from the first place; the
         last is that of the model's parameters."""
         line, axes = self.packed, self.packed.get("axes", {})
-        single = line["first"] == 1
-        values = _evaluated(line["numbers"], single, more, longer)
+        single, step = line["first"] == 1, _lengths_of(line)[1]
+        values = evaluated(line["numbers"], single, step, more, longer)
         if values is None:
             return None
         values.append(line["parameters"])
@@ -107,7 +118,7 @@ class TraceLine:
             if not 2 <= value <= axis["most"] or (value - axis["base"]) % axis["step"]:
                 return None
             times, part = value - axis["base"], axis["step"]
-            added = _evaluated(axis["numbers"], single, more, longer, times, part)
+            added = evaluated(axis["numbers"], single, step, more, longer, times, part)
             if added is None:
                 return None
             for index, number in zip(axis["of"], added):
@@ -115,11 +126,19 @@ class TraceLine:
         return values
 
 
-def grid(longest: int | None, batch: int = FIRST[0], count: int = 3) -> list[Place]:
+def grid(
+    longest: int | None,
+    batch: int = FIRST[0],
+    count: int = 3,
+    start: tuple[int, int] | None = None,
+) -> list[Place]:
     """The places whose traces make a line, from a number of examples on, at `count` lengths;
-    without tokens (None) two of them. A single example makes a line by itself."""
-    length = FIRST[1]
-    lengths = [None] if longest is None else [length + STEP * number for number in range(count)]
+    without tokens (None) two of them. A single example makes a line by itself.
+
+    start  the first length, and what each further one is longer
+    """
+    length, step = start or (FIRST[1], STEP)
+    lengths = [None] if longest is None else [length + step * number for number in range(count)]
     batches = (batch, batch + 1) if batch > 1 else (batch,)
     return [(examples, tokens) for examples in batches for tokens in lengths]
 
@@ -130,6 +149,7 @@ def fitted(
     accumulation: int = 1,
     smallest: int | None = None,
     batch: int = FIRST[0],
+    chunks: tuple[int, int] | None = None,
 ) -> TraceLine | None:
     """The line through the traces at the places of `grid`, None where there is none.
 
@@ -140,10 +160,22 @@ def fitted(
               through places of `MANY` examples, and is taken where all that are offloaded there
               would be
     batch     examples per micro-batch of the first place, where none are offloaded
+    chunks    the least tokens of one and the most of them, where the loss is computed in chunks.
+              The line then begins at `chunk_lines.start_of` these
     """
     batch = batch if smallest is None else MANY
-    places = grid(longest, batch)
-    kept = [traces[place] for place in places]
+    start = None if chunks is None else chunk_lines.start_of(batch, *chunks)
+    places = grid(longest, batch, start=start)
+    head: dict[str, Any] = {"longest": longest, "first": batch}
+    if chunks is not None:
+        fewer, more = (traces[place][0] for place in (places[0], places[1 if batch == 1 else 3]))
+        parts = chunk_lines.parts_of(fewer, more, min(accumulation, 2))
+        if parts is None:
+            return None
+        head |= {"start": start, "chunks": {"of": chunks, "parts": parts}}
+    kept = [
+        (chunk_lines.with_few(head, place, traces[place][0]), traces[place][1]) for place in places
+    ]
     if not _alike(kept):
         return None
     trace, parameters = kept[0]
@@ -164,9 +196,8 @@ def fitted(
     names = list(dict.fromkeys(trace.made_by))
     assert trace.operations is not None, "looked at in `_alike`"
     line = TraceLine(
-        {
-            "longest": longest,
-            "first": batch,
+        head
+        | {
             "most": MOST if smallest is not None else 10**9 if batch > 1 else 1,
             "smallest": smallest,
             "multiple": 1,
@@ -182,9 +213,11 @@ def fitted(
             "again": trace.operations.again,
             "tf32": trace.operations.tf32,
             "unknown": trace.operations.unknown,
-            "numbers": _differences(columns, batch == 1),
+            "numbers": differences(columns, batch == 1),
         }
     )
+    if chunks is not None and (place := chunk_lines.larger(batch, *chunks)) in traces:
+        line = _with_larger_chunks(line, place, traces[place])
     missed = {
         place for place, traced in traces.items() if not equal(line.at(place, accumulation), traced)
     }
@@ -211,8 +244,9 @@ def extended(
     packed, (base, value, most) = line.packed, values
     columns = []
     for place, traced in traces.items():
-        before, there = line.at(place, accumulation), _column(packed, traced)
-        usual = None if before is None else _column(packed, before)
+        before = line.at(place, accumulation)
+        there = _column(packed, place, traced)
+        usual = None if before is None else _column(packed, place, before)
         if there is None or usual is None:
             return None
         columns.append([number - other for number, other in zip(there, usual)])
@@ -223,15 +257,41 @@ def extended(
         "step": value - base,
         "most": most,
         "of": changed,
-        "numbers": _differences(columns, packed["first"] == 1),
+        "numbers": differences(columns, packed["first"] == 1),
     }
     return TraceLine({**packed, "axes": {**packed.get("axes", {}), name: axis}})
 
 
-def _column(line: Mapping[str, Any], traced: Traced) -> list[int] | None:
+def _lengths_of(line: Mapping[str, Any]) -> tuple[int, int]:
+    first, step = line.get("start", (FIRST[1], STEP))
+    return first, step
+
+
+def _with_larger_chunks(line: TraceLine, place: Place, traced: Traced) -> TraceLine:
+    """The line with the tokens of a chunk as a further axis; as it is where it has none."""
+    packed, (examples, tokens) = line.packed, place
+    there = _column(packed, place, traced)
+    length, _ = _lengths_of(packed)
+    usual = line.numbers(examples - packed["first"], (tokens or 0) - length, {})
+    if there is None or usual is None:
+        return line
+    slopes = [number - other for number, other in zip(there, usual)]
+    changed = [index for index, slope in enumerate(slopes) if slope]
+    column = [slopes[index] for index in changed]
+    axis = {
+        "base": packed["chunks"]["of"][0],
+        "step": chunk_lines.LARGER,
+        "most": 10**9,
+        "of": changed,
+        "numbers": [column] if packed["first"] == 1 else [column, [0] * len(column)],
+    }
+    return TraceLine({**packed, "axes": {"chunk": axis}})
+
+
+def _column(line: Mapping[str, Any], place: Place, traced: Traced) -> list[int] | None:
     """The numbers of a trace in the order of a line's, and then its parameters; None where it
     differs in more than numbers."""
-    trace, parameters = traced
+    trace, parameters = chunk_lines.with_few(line, place, traced[0]), traced[1]
     operations = trace.operations
     if operations is None or operations.passes or Living().follow(trace.events) != line["events"]:
         return None
@@ -308,33 +368,3 @@ def _first_come(
     known: dict[tuple[Op, ...], int] = {}
     issued = [(known.setdefault(kinds[index], len(known)), phase) for index, phase in order]
     return list(known), issued
-
-
-def _differences(columns: list[list[int]], single: bool) -> list[list[int]]:
-    """[coefficients, numbers]: of each number its first value and its differences (Newton).
-
-    single  whether all columns are of one example
-    """
-    rows = 1 if single else 2
-    table = np.array(columns, dtype=object).reshape(rows, len(columns) // rows, -1)
-    table[1:] -= table[:-1]
-    for last in range(1, table.shape[1]):
-        table[:, last:] = table[:, last:] - table[:, last - 1 : -1]
-    return [list(row) for row in table.reshape(-1, table.shape[-1])]
-
-
-def _evaluated(
-    numbers: list[list[int]], single: bool, more: int, longer: int, times: int = 1, part: int = 1
-) -> list[int] | None:
-    """`times` / `part` of each number, `more` examples and `longer` tokens from the first place,
-    in whole numbers; None where one of them is none."""
-    rows = 1 if single else 2
-    table = np.array(numbers, dtype=object).reshape(rows, len(numbers) // rows, -1)
-    along = table[0] if single else table[0] + table[1] * more
-    unit, total = part, along[0] * times
-    if len(along) > 1:
-        unit = 2 * STEP * STEP * part
-        total = total * (2 * STEP * STEP) + along[1] * (2 * STEP * longer * times)
-    if len(along) > 2:
-        total += along[2] * (longer * (longer - STEP) * times)
-    return None if unit > 1 and (total % unit).any() else list(total // unit)
