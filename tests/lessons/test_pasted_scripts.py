@@ -12,8 +12,7 @@ from helpers import models
 from tests.lessons.cells import facts_of, markdown_of, own_code, the_cell, with_full
 from tests.script import run
 from tight_fit.layouts.layout import parse
-from tight_fit.layouts.plan import plan_step
-from tight_fit.layouts.torch_private_ranks import put_ring_under_attention
+from tight_fit.layouts.plan import plan_layout, plan_step
 from tight_fit.models import names as model_names
 from tight_fit.models.config import read
 from tight_fit.models.step import ModelStep
@@ -198,13 +197,13 @@ def test_the_lines_of_lesson_27_take_what_is_planned(tmp_path):
 
 
 def test_the_prototype_of_context_parallelism_is_refused_as_lesson_24_says(tmp_path):
-    """Also where layouts with context ranks were planned in this process. Where the program is
+    """Also where a layout with context ranks was planned in this process. Where the program is
     planned one day: compare its activations with those of `context=2`."""
-    put_ring_under_attention()
     assert "`tight-fit script` refuses the prototype" in markdown_of("24")
     sizes = {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     config = LlamaConfig(**sizes, **heads, tie_word_embeddings=False)
+    plan_layout(config, parse("context=2"), batch_size=2, length=256)
     _laid_out(tmp_path, config, "LlamaForCausalLM")
     text = own_code("24", ("set_rotate_method(", "def in_chunks(", "def split_step(", "def train("))
     text += f"\ntrain({str(tmp_path)!r}, [torch.ones(1, 256, dtype=torch.int64)] * 3)\n"

@@ -132,7 +132,8 @@ def test_a_panel_answers_and_is_never_lost(lab):
     told = reader.page.evaluate("told")
     old, new = told[0][1], told[-1][1]
     assert told[0] == [BEFORE, old, False] and told[-1] == [AFTER, new, False] and old != new
-    assert [f"planning ... {AFTER}", old, True] in told
+    planning = [grey for text, _, grey in told if text == f"planning ... {AFTER}"]
+    assert planning and all(planning)  # a slow browser shows it with the new picture alone
     assert [AFTER, old, False] not in told and [AFTER, old, True] not in told
     reader.shoot("moved")
 

@@ -182,12 +182,16 @@ def put_ring_under_attention() -> None:
 
 @contextmanager
 def without_ring() -> Iterator[None]:
-    """Inside, attention of DTensors is PyTorch's alone: a program's is no layout that is planned
+    """Inside, attention of DTensors is PyTorch's alone: a program's is no layout that was planned
     in this process."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    kept = {name: function for name, function in handlers.items() if function is not _ring}
-    with patch.object(DTensor._op_dispatcher, "_custom_op_handlers", kept):
+    rings = {name: function for name, function in handlers.items() if function is _ring}
+    for name in rings:
+        del handlers[name]  # in place, as PyTorch holds these from the first DTensor on
+    try:
         yield
+    finally:
+        handlers.update(rings)
 
 
 def _ring(op_call: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
