@@ -73,8 +73,9 @@ def put_off(utils: Any) -> None:
             for backends, names in few.items():
                 whole.setdefault(backends, {}).update(names)
             made: ModuleType = lazy(self.__name__, self.__file__, whole, self.__spec__)
-            names = "_modules", "_class_to_module", "_object_missing_backend", "_import_structure"
-            self.__dict__.update({name: vars(made)[name] for name in (*names, "__all__")})
+            for name, value in vars(made).items():
+                if name == "__all__" or not (name.startswith("__") or name == "_objects"):
+                    self.__dict__[name] = value
 
     utils.create_import_structure_from_path = read_few
     utils._LazyModule = Models
