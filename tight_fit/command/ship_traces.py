@@ -63,7 +63,7 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )
-IN_EACH: tuple[dict[str, Any], ...] = (  # precision
+IN_EACH: tuple[dict[str, Any], ...] = (  # of the precisions
     {"attention": "eager"},
     {"compile": True},
     {"lora_rank": RANK, "lora_targets": "all-linear"},

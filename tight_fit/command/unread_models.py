@@ -1,8 +1,8 @@
 """The files of all models, which transformers reads twice when it is imported, read when needed.
 
-transformers finds in their text which names it has: 1,700 files, for a plan of one model. `put_off`
-is for the command's own process. From then on only those of its Auto classes are read, and all
-others as soon as something is asked for that is not among them.
+transformers finds in their text which names it has: 1,644 files of 5.17, for a plan of one model.
+`put_off` is for the command's own process. From then on only those of its Auto classes are read,
+and all others as soon as something is asked for that is not among them.
 """
 
 from __future__ import annotations
