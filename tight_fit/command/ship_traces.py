@@ -63,17 +63,21 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )
-IN_EACH: tuple[dict[str, Any], ...] = (  # of the precisions
+# Taken in each precision.
+IN_EACH: tuple[dict[str, Any], ...] = (
     {"attention": "eager"},
     {"compile": True},
     {"lora_rank": RANK, "lora_targets": "all-linear"},
     {"optimizer_in_backward": True, "max_grad_norm": None},
 )
+# DPO, whose examples are pairs of answers.
 OF_PAIRS: tuple[dict[str, Any], ...] = tuple(
     {"task": "dpo", "lora_rank": rank, "checkpointing": again}
     for rank, again in product((None, RANK), (False, True))
 )
-FROZEN = 12  # numbers of frozen layers at most
+# Each number of frozen layers has a line in a model with fewer than twice as many layers, every
+# second number in one with twice as many, and so on.
+FROZEN = 12
 OTHERS: tuple[dict[str, Any], ...] = (
     *({"optimizer": name} for name in OPTIMIZERS if name not in ("adamw", "muon")),
     {"offload": "optimizer"},
@@ -123,14 +127,16 @@ def _trace_all(
     step: ModelStep, few: bool, trace: Any, lines: dict[str, TraceLine], parts: dict[str, Any]
 ) -> None:
     """Add lines and parts of a step that are not there yet."""
-    together = [] if few else list(_changed(step, _together(step)))
-    for changed in [step] if few else steps_of(step):
+    together = () if few else _changed(step, _together(step))
+    alone = [step] if few else _changed(step, _alone(step))
+    wanted = [(changed, list(axes_of(changed))) for changed in together]
+    for changed, axes in [*wanted, *((changed, []) for changed in alone)]:
         key = question.digest(general(changed, "cuda"))
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
-            axes = [axis for axis in axes_of(changed) if axis[0] not in known]
-            lines[key] = with_axes(line, changed, axes if changed in together else (), trace)
+            left = [axis for axis in axes if axis[0] not in known]
+            lines[key] = with_axes(line, changed, left, trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
 

@@ -67,9 +67,8 @@ def put_off(utils: Any) -> None:
         def _read_all(self) -> None:
             few = self.__dict__.pop("_few")
             utils.create_import_structure_from_path = everything
-            whole = define.__wrapped__(
-                models, *(("models",) if self.__name__ == "transformers" else ())
-            )
+            within = "models" if self.__name__ == "transformers" else None
+            whole = define.__wrapped__(models, within)
             for backends, names in few.items():
                 whole.setdefault(backends, {}).update(names)
             made: ModuleType = lazy(self.__name__, self.__file__, whole, self.__spec__)

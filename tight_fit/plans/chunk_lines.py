@@ -160,6 +160,10 @@ def _inserted(one: Sequence[Any], other: Sequence[Any], regions: int) -> Parts |
 
 
 def _changed(items: Sequence[Any], parts: Parts, more: int) -> list[Any] | None:
+    """The items with each part `more` times more often, or less often for a negative number.
+
+    None where what would be left out differs from the part. `parts` are those of `FEW` chunks.
+    """
     changed: list[Any] = []
     taken = 0
     for number, (index, length) in enumerate(parts):
@@ -177,7 +181,7 @@ def _changed(items: Sequence[Any], parts: Parts, more: int) -> list[Any] | None:
 
 
 def _moved(index: int, parts: Parts, more: int) -> int:
-    """Where what was at an index in the order of operations is."""
+    """The index that an operation of the order has after such a change."""
     moved = index
     for number, (part, length) in enumerate(parts):
         if index > part - min(more, 0) * length * number:
