@@ -77,7 +77,7 @@ def adapters():
     """A classifier with adapters, and its line with both further axes."""
     step = replace(STEP, task="sequence-classification", lora_rank=8)
     with pytest.MonkeyPatch.context() as narrow:
-        narrow.setitem(ship_traces.BESIDE, "lora_rank", ((4, 8), 32))
+        narrow.setitem(ship_traces.BESIDE, "lora_rank", ((4, 8), (32,)))
         line = with_axes(line_of(step, trace_model_step), step, axes_of(step), trace_model_step)
     return step, line
 
@@ -99,7 +99,7 @@ def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch):
 
 def test_ranks_may_be_reached_in_larger_steps(adapters, monkeypatch):
     step, line = adapters
-    monkeypatch.setitem(ship_traces.BESIDE, "lora_rank", ((8,), 32))
+    monkeypatch.setitem(ship_traces.BESIDE, "lora_rank", ((8,), (32,)))
     line = with_axes(line, step, [("lora_rank", 8)], trace_model_step)
     assert line.packed["axes"]["lora_rank"]["step"] == 8
     assert line.at((6, 184), 1, {"lora_rank": 24}) and not line.at((6, 184), 1, {"lora_rank": 20})
@@ -114,6 +114,8 @@ def test_traces_of_another_kind_make_no_axis(adapters):
     trace, parameters = trace_model_step(at(step, place))
     fewer = replace(trace, bytes=trace.bytes[:-1])
     assert extended(line, "classes", (2, 3, 1000), {place: (fewer, parameters)}) is None
+    earlier = replace(trace, events=[*trace.events[1:], trace.events[0]])
+    assert extended(line, "classes", (2, 3, 1000), {place: (earlier, parameters)}) is None
 
 
 def test_a_single_example_has_a_line_of_its_own():
@@ -231,6 +233,7 @@ def test_an_optimizer_is_put_in_place_of_another():
     assert with_optimizer(adapters, part) is None
     early = replace(STEP, optimizer_in_backward=True, max_grad_norm=None)
     assert with_adamw(STEP) is None and with_adamw(early) is None
+    assert plain(replace(STEP, compile=True)).compile, "no part is known of compiled layers"
 
 
 def test_a_line_of_offloaded_activations_ends_where_some_are_too_small():

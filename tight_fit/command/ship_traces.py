@@ -48,6 +48,9 @@ from tight_fit.plans.trace_line import (
 )
 from tight_fit.search.remedies import RANK, Remedies
 
+# Ranks of adapters with which the parts of other optimizers are kept, and lines of offloaded
+# activations: from some rank on those of the adapters are offloaded as well.
+RANKS = (RANK, 16, 32, 64)
 # Fields whose values are taken with each of the others'.
 TOGETHER: dict[str, tuple[Any, ...]] = {
     "precision": (None, "bf16", "fp16"),
@@ -59,7 +62,6 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"precision": "fp16"},
     {"weights": "bf16", "precision": "bf16"},
     {"offload": "activations"},
-    {"offload": "activations", "lora_rank": RANK},
     {"offload": "activations", "precision": "fp16"},
     {"offload": "activations", "precision": "bf16"},
 )
@@ -84,9 +86,10 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 FURTHER: list[Place] = [(5, 200), (3, 333)]  # where a line is checked, beside its longest length
 LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded activations
-# Of each further axis what is added to its value for the traces that give it, the first that does,
-# and the largest value, at which it is checked.
-BESIDE = {"classes": ((1,), 1000), "lora_rank": ((4, 8), 256)}
+# Of each further axis what is added to its value for the traces that give it, and its largest
+# value, at which it is checked: of both the first that holds. A kernel of the optimizer takes so
+# much of its tensors that large adapters need more of them.
+BESIDE = {"classes": ((1,), (1000,)), "lora_rank": ((4, 8), (256, 64, 32))}
 ODD = {"classes": 7, "lora_rank": 4}  # checked as well, or the next value where no step leads there
 LONGEST = (4096, 2048, 1024, 512)  # tokens up to which a line is taken, the first that holds
 
@@ -127,16 +130,13 @@ def _trace_all(
     step: ModelStep, few: bool, trace: Any, lines: dict[str, TraceLine], parts: dict[str, Any]
 ) -> None:
     """Add lines and parts of a step that are not there yet."""
-    together = () if few else _changed(step, _together(step))
-    alone = [step] if few else _changed(step, _alone(step))
-    wanted = [(changed, list(axes_of(changed))) for changed in together]
-    for changed, axes in [*wanted, *((changed, []) for changed in alone)]:
+    for changed in [step] if few else steps_of(step):
         key = question.digest(general(changed, "cuda"))
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
-            left = [axis for axis in axes if axis[0] not in known]
-            lines[key] = with_axes(line, changed, left, trace)
+            axes = [] if few else [axis for axis in axes_of(changed) if axis[0] not in known]
+            lines[key] = with_axes(line, changed, axes, trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
 
@@ -152,9 +152,9 @@ def _changed(step: ModelStep, changes: Iterable[dict[str, Any]]) -> Iterator[Mod
         changed = change | {"precision": change.get("precision") or step.precision}
         with suppress(ValueError):
             yield replace(step, **changed)
-        if change.get("accumulation") == 1:
+        if "accumulation" in change:  # one example per micro-batch
             with suppress(ValueError):
-                yield replace(step, **changed, batch_size=1)
+                yield replace(step, **changed, batch_size=change["accumulation"])
 
 
 def _together(step: ModelStep) -> Iterator[dict[str, Any]]:
@@ -172,6 +172,8 @@ def _together(step: ModelStep) -> Iterator[dict[str, Any]]:
 
 def _alone(step: ModelStep) -> Iterator[dict[str, Any]]:
     yield from ALONE
+    for rank, base in product(RANKS, ({}, *Remedies(step, "H100").four_bits())):
+        yield {**base, "offload": "activations", "lora_rank": rank}
     for precision in TOGETHER["precision"] if step.weights == "fp32" else (None,):
         yield from ({"precision": precision, **change} for change in IN_EACH)
     if step.task == "causal-lm":
@@ -183,11 +185,13 @@ def _alone(step: ModelStep) -> Iterator[dict[str, Any]]:
 
 def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
     """A step with each of the other optimizers, whose parts are of use in others."""
-    for precision, rank in product((step.precision, "fp16"), (None, RANK)):
+    in_four = Remedies(step, "H100").four_bits()
+    adapters = [base | {"lora_rank": rank} for rank in RANKS for base in ({}, *in_four)]
+    for precision, which in product((step.precision, "fp16"), ({}, *adapters)):
         for other in OTHERS:
             if step.weights == "fp32" or precision != "fp16":
                 with suppress(ValueError):
-                    yield replace(step, precision=precision, lora_rank=rank, **other)
+                    yield replace(step, **{"precision": precision} | which | other)
 
 
 def part_of(step: ModelStep, trace: Any, parts: Container[str]) -> dict[str, dict[str, Any]]:
@@ -284,23 +288,28 @@ def with_axes(
         own: dict[str, Any] = {name: value}
         return trace(at(replace(step, **own), place))
 
-    for name, base in axes:
-        smaller, most = BESIDE[name]
-        for more in smaller:
+    def holds(longer: TraceLine, name: str, value: int, place: Place) -> bool:
+        found = longer.at(place, step.accumulation, {name: value})
+        return equal(found, traced(name, value, place))
+
+    def with_axis(name: str, base: int) -> TraceLine | None:
+        inside, outside = checks(line)
+        for more in BESIDE[name][0]:
             value = base + more
             odd = value + more if (ODD[name] - base) % more else ODD[name]
             with suppress(ValueError):  # more than the model takes
                 traces = {place: traced(name, value, place) for place in places}
-                longer = extended(line, name, (base, value, most), traces, step.accumulation)
-                if longer is not None and all(
-                    equal(
-                        longer.at(place, step.accumulation, {name: other}),
-                        traced(name, other, place),
-                    )
-                    for place, other in zip(checks(line), (odd, most))
-                ):
-                    line = longer
-                    break
+                for most in BESIDE[name][1]:
+                    axis = base, value, most
+                    longer = extended(line, name, axis, traces, step.accumulation)
+                    if longer is None or not holds(longer, name, odd, inside):
+                        break
+                    if holds(longer, name, most, outside):
+                        return longer
+        return None
+
+    for name, base in axes:
+        line = with_axis(name, base) or line
     return line
 
 

@@ -3,7 +3,8 @@
 An optimizer decides what lies in memory before a step, and what happens after the last backward
 pass; what is between them is the same with each of them. So its part, from one trace of a plain
 step, stands for that of all steps that train the same parameters: in other precisions, with
-checkpointing, at any batch size. Nothing here imports PyTorch.
+checkpointing, at any batch size. Compiled layers are left out: their gradients are freed in another
+order. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ PLAIN: dict[str, Any] = {
     "attention": None,
     "flash": True,
     "loss": "full",
-    "compile": False,
 }
 
 
