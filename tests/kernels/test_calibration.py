@@ -151,6 +151,10 @@ def test_a_gpu_without_a_row_takes_its_figures_from_what_was_measured():
     gpu = GPU("NVIDIA A900", find("A100-40GB").memory, (8, 0))
     figures = fit_gpu.figures_of(gpu, measured(true), true.sms, true.l2)
     assert (figures.lanes, figures.like) == (64, "A100-40GB")
+    moving = TRUE.moving._replace(elementwise=0.6)  # which other kernels exceed
+    found = measured(true._replace(rates=true.rates._replace(moving=moving)))
+    bandwidth = fit_gpu.figures_of(gpu, found, true.sms, true.l2).bandwidth
+    assert bandwidth == pytest.approx(0.6 / 0.9 * true.bandwidth, rel=0.03)
     rates = fit_gpu.rates_of(measured(true), figures, TRUE.date)
     ops = [product("bf16", shape) for shape in OTHERS]
     planned = kernel_seconds(ops, figures._replace(rates=rates))

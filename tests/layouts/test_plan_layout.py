@@ -219,6 +219,8 @@ def test_streams_of_their_own_reserve_by_themselves():
     assert all(len(part.moves) for part in parts)
     scattered = alone.sizes[planned.streams == STREAMS.index("reduce_scatter")]
     assert scattered.sum() == 4 * planned.parameters / 4, "each rank's part of the fp32 gradients"
+    kept = {made_by for _, category, made_by in planned.largest_tensors if category == "gradients"}
+    assert kept == {"reduce_scatter"}, "what is whole, and sent, is no gradient that is kept"
     nothing_of_cublas = gpus.GPU("none", 2**40, (0, 0))
     cublas, none = (planned.allocator_peaks(gpu).reserved for gpu in ("H100", nothing_of_cublas))
     assert cublas - none == 2 * 32 * MIB, "of the forward and backward pass, once"

@@ -17,7 +17,7 @@ from tight_fit.layouts.layout import Layout, parse
 from tight_fit.models import config as hf_config
 from tight_fit.models.step import ModelStep
 from tight_fit.search.experts import NO_EXPERTS, Experts
-from tight_fit.search.layouts import family_of, search_layouts
+from tight_fit.search.layouts import Searched, _Work, family_of, search_layouts
 from tight_fit.search.space import TIE, Trial, accumulations, layouts_of
 
 GPT_OSS = configured(
@@ -117,6 +117,13 @@ def test_a_tie_goes_to_the_simplest(first, other, seconds, wins, says):
     answer = search_report.answer(found)
     assert re.search(says, answer), answer
     assert answer.endswith(search_report.UNMEASURED) == (first == EXPERT)
+
+
+def test_what_can_be_tried_is_not_left_out():
+    work = _Work(Searched(job(llama(64), batch_size=8), SLOW), "fp32", str, bounds=False)
+    work.fill(("none",), None)
+    tried = {str(Trial(layout)) for layout, *_ in work.open}
+    assert "pipeline=2,fsdp=2" in tried and not tried & set(work.found.left_out)
 
 
 def test_what_cannot_win():

@@ -12,6 +12,7 @@ from tight_fit.plans.model import ModelStep
 from tight_fit.techniques import preferences
 from tight_fit.techniques.chunked_loss import put_in_chunks
 from tight_fit.techniques.log_probs import ChunkedLogProbs
+from tight_fit.techniques.step import loss_sum
 
 TOKENS, WIDTH, WORDS = 700, 24, 97
 CONFIG = configured(library.LlamaConfig, 32, 2, 4, 64, WORDS, num_key_value_heads=2, pad_token_id=0)
@@ -85,7 +86,7 @@ def ours(model: nn.Module, reference: nn.Module, batch, loss: str) -> torch.Tens
     if loss == "chunked":
         put_in_chunks(model)
         put_in_chunks(reference, always=True)
-    return preferences.loss_sum(made, batch, step("dpo", loss)) / 3
+    return loss_sum(made, batch, step("dpo", loss)) / 3
 
 
 def by_formula(model, reference, batch) -> torch.Tensor:
@@ -184,7 +185,7 @@ def test_the_loss_and_gradient_of_grpo_are_trls(loss, beta, tmp_path):
     }
     if beta:
         batch["reference"] = F.pad(reference, (0, 1))
-    found = preferences.loss_sum(made, batch, step("grpo", loss)) / 6
+    found = loss_sum(made, batch, step("grpo", loss)) / 6
     torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(
         gradients(found, other), gradients(theirs, model), atol=1e-5, rtol=1e-3
