@@ -135,8 +135,10 @@ def _trace_all(
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
-            axes = [] if few else [axis for axis in axes_of(changed) if axis[0] not in known]
-            lines[key] = with_axes(line, changed, axes, trace)
+            axes = [axis for axis in axes_of(changed) if axis[0] not in known]
+            # Other values may make more activations large enough to be offloaded.
+            none = few or changed.offload == "activations"
+            lines[key] = line if none else with_axes(line, changed, axes, trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
 
