@@ -209,7 +209,7 @@ CASES["10"] = (
     ("model = models.build(news)", made("")[1]),
 )
 CASES["12"] = (
-    replace(BASE, accumulation=4, precision="fp16", checkpointing=True),
+    replace(BASE, accumulation=4, precision="fp16", checkpointing=True),  # "DeBERTa-v3-base"
     (
         "from accelerate import Accelerator, DataLoaderConfig",
         "prepare(model, optimizer, loader)\nif",

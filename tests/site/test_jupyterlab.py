@@ -13,8 +13,7 @@ LAB = "notebooks/labs/00_start_here_lab.ipynb"
 BEFORE = "rows 16, length 256, model deberta, gpu T4"
 AFTER = "rows 32, length 256, model deberta, gpu T4"
 # Each thing that a reader could see while the page changes: the settings, the picture, and whether
-# it is grey. Every change gives the picture another address.
-# A picture is told by its bytes: its address is another after every change of its widget.
+# it is grey. A picture is told by its bytes, as every change of its widget gives it a new address.
 WATCH = """cell => {
     window.told = [];
     window.reading = [];

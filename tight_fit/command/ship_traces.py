@@ -48,8 +48,8 @@ from tight_fit.plans.trace_line import (
 )
 from tight_fit.search.remedies import RANK, Remedies
 
-# Ranks of adapters with which the parts of other optimizers are kept, and lines of offloaded
-# activations: from some rank on those of the adapters are offloaded as well.
+# Ranks of adapters of which an optimizer's part and a line of offloaded activations are kept: from
+# some rank on the activations of the adapters are offloaded as well.
 RANKS = (RANK, 16, 32, 64)
 # Fields whose values are taken with each of the others'.
 TOGETHER: dict[str, tuple[Any, ...]] = {
@@ -87,8 +87,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
 FURTHER: list[Place] = [(5, 200), (3, 333)]  # where a line is checked, beside its longest length
 LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded activations
 # Of each further axis what is added to its value for the traces that give it, and its largest
-# value, at which it is checked: of both the first that holds. A kernel of the optimizer takes so
-# much of its tensors that large adapters need more of them.
+# value, at which it is checked: of both the first that holds. Beyond some rank the optimizer issues
+# more kernels, as each takes a limited number of elements.
 BESIDE = {"classes": ((1,), (1000,)), "lora_rank": ((4, 8), (256, 64, 32))}
 ODD = {"classes": 7, "lora_rank": 4}  # checked as well, or the next value where no step leads there
 LONGEST = (4096, 2048, 1024, 512)  # tokens up to which a line is taken, the first that holds
@@ -135,10 +135,10 @@ def _trace_all(
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
-            axes = [axis for axis in axes_of(changed) if axis[0] not in known]
-            # Other values may make more activations large enough to be offloaded.
+            # With other values more activations may be large enough to be offloaded.
             none = few or changed.offload == "activations"
-            lines[key] = line if none else with_axes(line, changed, axes, trace)
+            axes = [] if none else [axis for axis in axes_of(changed) if axis[0] not in known]
+            lines[key] = with_axes(line, changed, axes, trace)
     for changed in [] if few else with_optimizers(step):
         parts |= part_of(changed, trace, parts)
 
