@@ -82,7 +82,7 @@ def adapters():
     return step, line
 
 
-def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch):
+def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch, tmp_path):
     step, line = adapters
     other = at(replace(step, classes=5, lora_rank=20), (6, 184))
     assert batch_line.usual(other) == (at(step, (6, 184)), {"classes": 5, "lora_rank": 20})
@@ -91,10 +91,24 @@ def test_a_line_reaches_other_classes_and_ranks(adapters, monkeypatch):
     assert not any(line.at((6, 184), 1, place) for place in places)
     values = model_names.known()["openai-community/gpt2"]
     key = question.digest(general(step, "cuda"))
-    shipped = ShippedLines({"facts": {}}, {key: json.dumps(line.packed)})
-    monkeypatch.setattr(ShippedLines, "of", lambda values: shipped)
+    monkeypatch.setattr(kept_traces, "SHIPPED", tmp_path)
+    ShippedLines.write(values, {"versions": question.versions()}, {key: line}, {})
+    assert json.dumps(ShippedLines.of(values).line(key).packed) == json.dumps(line.packed)
     assert equal(KeptTraces(values).computed("cuda", other), trace_model_step(other))
     assert KeptTraces(values).computed("cuda", replace(other, checkpointing=True)) is None
+
+
+def test_a_line_of_fp32_gives_steps_with_tf32(monkeypatch, tmp_path):
+    step = replace(STEP, precision="fp32")
+    places = {place: trace_model_step(at(step, place)) for place in grid(512)}
+    line, values = fitted(places, 512), model_names.known()["openai-community/gpt2"]
+    monkeypatch.setattr(kept_traces, "SHIPPED", tmp_path)
+    key = question.digest(general(step, "cuda"))
+    ShippedLines.write(values, {"versions": question.versions()}, {key: line}, {})
+    asked = at(replace(step, precision="tf32"), (7, 200))
+    found = KeptTraces(values).computed("cuda", asked)
+    assert equal(found, trace_model_step(asked)) and found[0].operations.tf32
+    assert not KeptTraces(values).computed("cuda", at(step, (7, 200)))[0].operations.tf32
 
 
 def test_ranks_may_be_reached_in_larger_steps(adapters, monkeypatch):

@@ -37,6 +37,7 @@ WALKS = {
     "a column for every row": (lambda: ROWS * torch.ones(6, 1), "strided"),
     "a part of each row": (lambda: -ROWS[:, :2], "strided"),
     "put together": (lambda: torch.cat([ROWS, ROWS]), "strided"),
+    "filled, for which nothing is read": (lambda: TURNED.new_zeros(5, 4), ""),
     "by a number": (lambda: ROWS * 2.0, ""),
     "two dtypes": (lambda: ROWS + HALVES, "cast"),
     "from 16 bits": (lambda: HALVES.float(), "cast"),

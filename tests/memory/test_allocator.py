@@ -1,6 +1,6 @@
 """The simulated caching allocator against a plain one, and on plans."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from helpers.plan import plan
 from helpers.recipe import Recipe
 from tight_fit.gpus import CONTEXT, MARGIN, WORKSPACE, find
 from tight_fit.memory.allocator import (
+    UNIT,
     AllocationTrace,
     AllocatorPeaks,
     CachingAllocator,
@@ -142,6 +143,9 @@ def test_a_plan_on_a_gpu(recipe):
     least = planned.allocation_trace.least
     assert tensors <= least <= peaks.reserved
     assert replay(planned.allocation_trace, WORKSPACE, least).reserved <= least
+    for limit in (peaks.allocated, least - UNIT, least - 1, least, peaks.reserved):
+        again = replace(planned.allocation_trace)  # nothing is known of it yet
+        assert (again.beside(limit) <= limit) == (least <= limit) and again.least == least
     with pytest.raises(CapacityExceeded):
         replay(planned.allocation_trace, WORKSPACE, peaks.allocated - 512)
     room = find("T4")._replace(memory=least + CONTEXT + int(MARGIN * planned.peak))

@@ -16,8 +16,10 @@ import json
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,11 @@ class KeptTraces:
 
     def computed(self, device: str, step: ModelStep) -> Traced | None:
         """The trace of a step from what comes with the package, if there is enough of it: a line,
-        or that of the step with fused AdamW and the part of its own optimizer."""
+        or that of the step with fused AdamW and the part of its own optimizer. With TF32 the same
+        kernels run as without."""
+        if step.precision == "tf32":
+            in_fp32 = self.computed(device, replace(step, precision="fp32"))
+            return _in_tf32(in_fp32) if in_fp32 else None
         traced = self._on_line(step, device)
         if traced is not None:
             return traced
@@ -117,11 +123,12 @@ class ShippedLines:
     head   {"model", "versions", "facts"}
     lines  {digest of what steps have in common: a line, as JSON}; of an optimizer's part after
            `PART` the digest of the plain step that it is from
+    rows   what lines have in place of their numbers are places of this list
     """
 
-    def __init__(self, head: dict[str, Any], lines: dict[str, str]):
+    def __init__(self, head: dict[str, Any], lines: dict[str, str], rows: Sequence[Any] = ()):
         self.facts: dict[str, Any] = head.get("facts", {})
-        self.lines = lines
+        self.lines, self.rows = lines, rows
         self._read: dict[str, TraceLine] = {}
 
     @classmethod
@@ -129,16 +136,16 @@ class ShippedLines:
         """Those of a model, none where they are not there or of other versions of the libraries."""
         with contextlib.suppress(OSError, ValueError, lzma.LZMAError):
             text = lzma.decompress(place_of(values).read_bytes()).decode("ascii")
-            first, *rest = text.splitlines()
+            first, rows, *rest = text.splitlines()
             head = json.loads(first)
             if _releases(head["versions"]) == _releases(question.versions()):
-                return cls(head, dict(line.split(" ", 1) for line in rest))
+                return cls(head, dict(line.split(" ", 1) for line in rest), json.loads(rows))
         return cls({}, {})
 
     def line(self, key: str) -> TraceLine | None:
         """The line of steps that have the same `plans.batch_line.general`."""
         if key in self.lines and key not in self._read and not key.startswith(PART):
-            self._read[key] = TraceLine(json.loads(self.lines[key]))
+            self._read[key] = TraceLine(_long(json.loads(self.lines[key]), self.rows))
         return self._read.get(key)
 
     def part(self, key: str) -> dict[str, Any] | None:
@@ -154,21 +161,59 @@ class ShippedLines:
         parts: Mapping[str, dict[str, Any]],
     ) -> None:
         """Keep them with the package, whole or not at all."""
-        packed = {key: line.packed for key, line in lines.items()}
+        rows: dict[tuple[int, ...], int] = {}
+        packed = {key: _short(line.packed, rows) for key, line in lines.items()}
         packed |= {PART + key: part for key, part in parts.items()}
-        text = [json.dumps(head)]
+        text = [json.dumps(head), json.dumps(list(rows), separators=(",", ":"))]
         for key, value in packed.items():
             text.append(f"{key} {json.dumps(value, separators=(',', ':'))}")
         place = place_of(values)
         place.parent.mkdir(exist_ok=True)
         unfinished = place.with_suffix(".unfinished")
-        unfinished.write_bytes(lzma.compress("\n".join(text).encode("ascii"), preset=9))
+        data = "\n".join(text).encode("ascii")
+        unfinished.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
         unfinished.replace(place)
+
+
+def _in_tf32(traced: Traced) -> Traced:
+    """The trace of a step in fp32 as that of the step with TF32."""
+    trace, parameters = traced
+    assert trace.operations is not None, "every line has them"
+    return replace(trace, operations=replace(trace.operations, tf32=True)), parameters
 
 
 def place_of(values: dict[str, Any]) -> Path:
     """Where lines of the model of a config.json are, if they come with the package."""
     return SHIPPED / f"{question.digest(values)[:16]}.xz"
+
+
+def _short(packed: Mapping[str, Any], rows: dict[tuple[int, ...], int]) -> dict[str, Any]:
+    """A line with numbers of `rows` in place of its numbers, which many storages and lines have in
+    common; those that are missing are added. Along a further axis places are steps ahead."""
+
+    def places(columns: list[list[int]]) -> list[int]:
+        return [rows.setdefault(row, len(rows)) for row in zip(*columns)]
+
+    short = {**packed, "numbers": places(packed["numbers"])}
+    if "axes" in packed:
+        short["axes"] = {
+            name: axis
+            | {
+                "of": [end - start for start, end in pairwise([0, *axis["of"]])],
+                "numbers": places(axis["numbers"]),
+            }
+            for name, axis in packed["axes"].items()
+        }
+    return short
+
+
+def _long(short: dict[str, Any], rows: Sequence[Any]) -> dict[str, Any]:
+    """What `_short` has made short."""
+    for part in (short, *short.get("axes", {}).values()):
+        part["numbers"] = list(zip(*(rows[place] for place in part["numbers"])))
+    for axis in short.get("axes", {}).values():
+        axis["of"] = list(accumulate(axis["of"]))
+    return short
 
 
 def _releases(versions: dict[str, str]) -> dict[str, str]:

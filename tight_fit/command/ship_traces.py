@@ -18,6 +18,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -139,8 +140,9 @@ def _trace_all(
             none = few or changed.offload == "activations"
             axes = [] if none else [axis for axis in axes_of(changed) if axis[0] not in known]
             lines[key] = with_axes(line, changed, axes, trace)
+    usual = cache(trace)  # with fused AdamW: the same beside each of the other optimizers
     for changed in [] if few else with_optimizers(step):
-        parts |= part_of(changed, trace, parts)
+        parts |= part_of(changed, trace, parts, usual)
 
 
 def steps_of(step: ModelStep) -> Iterator[ModelStep]:
@@ -196,17 +198,22 @@ def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
                     yield replace(step, **{"precision": precision} | which | other)
 
 
-def part_of(step: ModelStep, trace: Any, parts: Container[str]) -> dict[str, dict[str, Any]]:
-    """{key: the part of a step's optimizer}, empty where it is none by itself or is there."""
+def part_of(
+    step: ModelStep, trace: Any, parts: Container[str], usual: Any
+) -> dict[str, dict[str, Any]]:
+    """{key: the part of a step's optimizer}, empty where it is none by itself or is there.
+
+    usual  traces the step with fused AdamW
+    """
     alone = plain(at(step, FIRST if step.tokens else (FIRST[0], None)))
-    usual = with_adamw(alone) if alone else None
-    if alone is None or usual is None:
+    beside = with_adamw(alone) if alone else None
+    if alone is None or beside is None:
         return {}
     key = question.digest(general(alone, "cuda"))
     if key in parts:
         return {}
     try:
-        part = optimizer_part(trace(alone), trace(usual))
+        part = optimizer_part(trace(alone), usual(beside))
     except (ValueError, ModuleNotFoundError):
         return {}
     return {key: part} if part else {}
@@ -229,7 +236,10 @@ def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
     elif step.micro_batch == 1:
         first, further = 1, [(1, tokens) for _, tokens in FURTHER]
     start = None if chunks is None else chunk_lines.start_of(first, *chunks)
+    positions = getattr(hf_config.text_config(step.config), "max_position_embeddings", LONGEST[0])
     for longest in LONGEST if step.length is None and step.tokens else (None,):
+        if (longest or 0) > positions:
+            continue
         # None is offloaded there that was not before.
         last = (1 if first == 1 else 16 if smallest is None else MOST), longest
         base = grid(longest, first, start=start)
@@ -284,8 +294,13 @@ def with_axes(
 ) -> TraceLine:
     """The line with those of the further axes that it has, each checked."""
     packed = line.packed
-    places = grid(packed["longest"], packed["first"], 2, packed.get("start"))
+    # Often a size grows along an axis as much at every length; where it does not, two tell how.
+    grids = [
+        grid(packed["longest"], packed["first"], lengths, packed.get("start"))
+        for lengths in ((1,) if packed["longest"] is None else (1, 2))
+    ]
 
+    @cache
     def traced(name: str, value: int, place: Place) -> Any:
         own: dict[str, Any] = {name: value}
         return trace(at(replace(step, **own), place))
@@ -296,7 +311,7 @@ def with_axes(
 
     def with_axis(name: str, base: int) -> TraceLine | None:
         inside, outside = checks(line)
-        for more in BESIDE[name][0]:
+        for more, places in product(BESIDE[name][0], grids):
             value = base + more
             odd = value + more if (ODD[name] - base) % more else ODD[name]
             with suppress(ValueError):  # more than the model takes

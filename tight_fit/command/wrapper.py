@@ -56,7 +56,6 @@ def importing() -> Iterator[None]:
         gc.enable()
         if _own_process:
             gc.freeze()
-            gc.set_threshold(50_000, 10, 10)  # a trace makes many objects that stay until its end
 
 
 def run(main: Callable[[], int | None], name: str) -> int:
@@ -71,6 +70,7 @@ def run(main: Callable[[], int | None], name: str) -> int:
     global _own_process
     _replace_what_cannot_be_encoded()
     _own_process = True
+    gc.set_threshold(50_000, 10, 10)  # a trace makes many objects that stay until its end
     try:
         status = main() or 0
         sys.stdout.flush()

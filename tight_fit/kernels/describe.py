@@ -101,7 +101,7 @@ def _walk(name, args, kwargs, out) -> str:
             return "strided"
         expected *= size
     casts = False
-    for tensor in tensors((args, kwargs)):
+    for tensor in () if name in names.FILLS else tensors((args, kwargs)):
         if tensor.dim() == 0 and tensor.device != result.device:
             continue  # a number, which the kernel gets with its launch
         own = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]

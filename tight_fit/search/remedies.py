@@ -173,7 +173,10 @@ class Remedies:
             self._reserved[key] = planned.allocation_trace.unlimited.reserved
         overhead = self._reserved[key] - planned.peak - 2 * WORKSPACE
         at_most = fit_on_gpu(self.gpu, planned.peak, overhead).over
-        return at_most if at_most <= 0 else planned.fits(self.gpu).over
+        if at_most <= 0:
+            return at_most
+        limit = self._reserved[key] - int(at_most)
+        return planned.allocation_trace.beside(limit) - limit
 
     def _confirmed(self, change: Change) -> bool:
         """Whether a trace of the step with a change gives the plan that it was said to have.
