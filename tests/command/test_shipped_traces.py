@@ -155,14 +155,14 @@ def test_traces_that_are_on_no_line_make_none():
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_a_loss_in_chunks_has_a_line(accumulation):
-    """6 chunks of 256 tokens, and 32 of 336, which is as many as there are for 640 words."""
+    """2 and 6 chunks of 256 tokens, and 32 of 336, which is as many as there are for 640 words."""
     step = replace(STEP, loss="chunked", accumulation=accumulation, batch_size=6)
     line = line_of(replace(step, accumulation=min(accumulation, 2)), trace_model_step)
-    for place in [(6, 256), (32, 336)]:
+    for place in [(2, 256), (4, 128), (6, 256), (32, 336)]:
         asked = at(step, place)
         assert equal(line.at(place, accumulation), trace_model_step(asked))
     # too few chunks, one that is smaller than the others, and tokens that no trace has shown
-    assert not any(map(line.at, [(2, 256), (6, 264), (32, 257)]))
+    assert not any(map(line.at, [(2, 128), (6, 264), (32, 257)]))
 
 
 def test_chunks_that_are_not_alike_make_no_line():
@@ -170,12 +170,14 @@ def test_chunks_that_are_not_alike_make_no_line():
     few, more = (trace_model_step(at(step, place))[0] for place in [(3, 256), (4, 256)])
     parts = chunk_lines.parts_of(few, more, 1)
     assert chunk_lines.with_chunks(few, parts, 1).events == more.events
-    assert chunk_lines.with_chunks(more, parts, -1).events == few.events
+    assert chunk_lines.with_chunks(more, parts, -1, 1).events == few.events
+    two = trace_model_step(at(step, (2, 256)))[0]
+    assert chunk_lines.with_chunks(few, parts, -1).events == two.events
     assert chunk_lines.parts_of(few, few, 1) is None and chunk_lines.parts_of(few, more, 2) is None
     index, length = parts["storages"][0]
     sizes = [*more.bytes]
     sizes[index] += 4
-    assert chunk_lines.with_chunks(replace(more, bytes=sizes), parts, -1) is None
+    assert chunk_lines.with_chunks(replace(more, bytes=sizes), parts, -1, 1) is None
     names = [*more.made_by]
     names[index - 1 + length] += "other"
     assert chunk_lines.parts_of(few, replace(more, made_by=names), 1) is None

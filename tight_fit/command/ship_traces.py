@@ -275,9 +275,10 @@ def chunks_of(step: ModelStep) -> tuple[int, int] | None:
 def in_chunks(first: int, least: int, most: int) -> list[Place]:
     """Places at which a line of a loss in chunks is checked, with the least chunks and larger ones;
     the last tells how they grow."""
+    last = chunk_lines.larger(first, least, most)
     if first == 1:
-        return [(1, 7 * least), (1, most * (least + 64)), chunk_lines.larger(1, least, most)]
-    return [(7, 2 * least), (2 * most, least + 64), chunk_lines.larger(first, least, most)]
+        return [(1, 2 * least), (1, 7 * least), (1, most * (least + 64)), last]
+    return [(2, least), (8, least // 2), (7, 2 * least), (2 * most, least + 64), last]
 
 
 def axes_of(step: ModelStep) -> Iterator[tuple[str, int]]:

@@ -1,8 +1,8 @@
 """The trace of a step whose loss is computed in chunks of tokens, with fewer or more of them.
 
 The operations of such a step change with its sizes, as its number of chunks does. All but the first
-and the last do the same, so that a trace with `FEW` of them gives that with any number: the part of
-a chunk is put in again. Nothing here imports PyTorch.
+and the last do the same, so that a trace with `FEW` of them gives that with any number from two on:
+the part of a chunk is put in again, or left out. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from tight_fit.plans.living import Living
 from tight_fit.trace.storage_trace import BORN, StorageTrace
 
-FEW = 3  # chunks of the trace of a line
+FEW = 3  # chunks of the trace of a line: the first, the last and one between them
+LEAST = 2  # chunks for which a line is taken
 LARGER = 8  # tokens that the chunks have more whose trace tells how they grow
 Place = tuple[int, int | None]  # as in `trace_line`, which has the lines
 Parts = list[list[int]]  # [index, length]: before the index lies the part of one chunk
@@ -28,7 +29,7 @@ def divided(tokens: int, least: int, most: int) -> tuple[int, int] | None:
     most   chunks at most
     """
     number, rest = divmod(tokens, least) if tokens < least * most else (most, tokens % most)
-    return None if rest or number < FEW else (number, tokens // number)
+    return None if rest or number < LEAST else (number, tokens // number)
 
 
 def start_of(batch: int, least: int, most: int) -> tuple[int, int]:
@@ -47,7 +48,7 @@ def larger(batch: int, least: int, most: int) -> Place:
 
 
 def beside(line: Mapping[str, Any], place: Place) -> tuple[int, dict[str, int]] | None:
-    """(chunks beside those of a line, {"chunk": tokens of one} where these are not the least) at a
+    """(chunks beyond those of a line, {"chunk": tokens of one} where these are not the least) at a
     place; None where the line has none for it."""
     if "chunks" not in line:
         return 0, {}
@@ -61,9 +62,9 @@ def beside(line: Mapping[str, Any], place: Place) -> tuple[int, dict[str, int]] 
 def with_few(line: Mapping[str, Any], place: Place, trace: StorageTrace) -> StorageTrace:
     """A trace with as many chunks as that of a line; as it is where that is not possible."""
     more = beside(line, place)
-    if more is None or not more[0]:
+    if more is None or more[0] <= 0:
         return trace
-    return with_chunks(trace, line["chunks"]["parts"], -more[0]) or trace
+    return with_chunks(trace, line["chunks"]["parts"], -more[0], more[0]) or trace
 
 
 def parts_of(fewer: StorageTrace, more: StorageTrace, regions: int) -> dict[str, Parts] | None:
@@ -82,26 +83,29 @@ def parts_of(fewer: StorageTrace, more: StorageTrace, regions: int) -> dict[str,
     return found
 
 
-def with_chunks(trace: StorageTrace, parts: dict[str, Parts], more: int) -> StorageTrace | None:
+def with_chunks(
+    trace: StorageTrace, parts: dict[str, Parts], more: int, beyond: int = 0
+) -> StorageTrace | None:
     """The trace with more chunks, or with fewer for a negative number.
 
+    beyond  chunks that the trace has beyond `FEW`
     None where what would be left out is not what all other chunks do.
     """
     operations = trace.operations
     assert operations is not None, "a line has them"
-    events = _changed(_told(trace), parts["events"], more)
-    storages = _changed(list(zip(trace.bytes, trace.made_by)), parts["storages"], more)
-    order = _changed(operations.order, parts["order"], more)
+    events = _changed(_told(trace), parts["events"], more, beyond)
+    storages = _changed(list(zip(trace.bytes, trace.made_by)), parts["storages"], more, beyond)
+    order = _changed(operations.order, parts["order"], more, beyond)
     if events is None or storages is None or order is None:
         return None
     begin, end, times = operations.again
-    again = (_moved(begin, parts["order"], more), _moved(end, parts["order"], more), times)
+    begin, end = (_moved(index, parts["order"], more, beyond) for index in (begin, end))
     return replace(
         trace,
         bytes=[size for size, _ in storages],
         made_by=[name for _, name in storages],
         events=_events(events),
-        operations=replace(operations, order=order, again=again),
+        operations=replace(operations, order=order, again=(begin, end, times)),
     )
 
 
@@ -159,31 +163,29 @@ def _inserted(one: Sequence[Any], other: Sequence[Any], regions: int) -> Parts |
     return parts if len(parts) == regions else None
 
 
-def _changed(items: Sequence[Any], parts: Parts, more: int) -> list[Any] | None:
+def _changed(items: Sequence[Any], parts: Parts, more: int, beyond: int) -> list[Any] | None:
     """The items with each part `more` times more often, or less often for a negative number.
 
-    None where what would be left out differs from the part. `parts` are those of `FEW` chunks.
+    None where they differ among each other. `parts` are those of `FEW` chunks, and the items have
+    each `beyond` times more often.
     """
     changed: list[Any] = []
     taken = 0
     for number, (index, length) in enumerate(parts):
-        end = index - min(more, 0) * length * number  # where the part is not put in but taken out
+        end = index + beyond * length * number
         part = list(items[end - length : end])
-        changed += items[taken:end]
-        taken = end
-        if more > 0:
-            changed += part * more
-        else:
-            taken -= more * length
-            if list(items[end:taken]) != part * -more:
-                return None
+        if list(items[end : end + beyond * length]) != part * beyond:
+            return None
+        changed += items[taken : end - length]
+        changed += part * (1 + beyond + more)
+        taken = end + beyond * length
     return [*changed, *items[taken:]]
 
 
-def _moved(index: int, parts: Parts, more: int) -> int:
+def _moved(index: int, parts: Parts, more: int, beyond: int) -> int:
     """The index that an operation of the order has after such a change."""
     moved = index
     for number, (part, length) in enumerate(parts):
-        if index > part - min(more, 0) * length * number:
+        if index > part + beyond * length * number:
             moved += more * length
     return moved

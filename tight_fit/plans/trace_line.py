@@ -55,7 +55,7 @@ class TraceLine:
         if not least <= examples <= line["most"] or (tokens is None) != (longest is None):
             return None
         if tokens is not None and not (
-            length <= tokens <= longest and tokens % line["multiple"] == 0
+            min(length, FIRST[1]) <= tokens <= longest and tokens % line["multiple"] == 0
         ):
             return None
         split = chunk_lines.beside(line, place)
