@@ -252,6 +252,23 @@ def test_an_optimizer_is_put_in_place_of_another():
     assert plain(replace(STEP, compile=True)).compile, "no part is known of compiled layers"
 
 
+def test_embeddings_that_are_shared_may_have_their_gradient_later():
+    """As a loss in chunks makes it, which a plain step does not have."""
+    shared = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    tied = replace(STEP, config=configured(LlamaConfig, 32, 6, 4, 48, 640, **shared))
+    asked = replace(tied, loss="chunked", batch_size=4, length=256, optimizer="adafactor")
+    alone = plain(asked)
+    part = optimizer_part(trace_model_step(alone), trace_model_step(with_adamw(alone)))
+    body = trace_model_step(with_adamw(asked))
+    assert equal(with_optimizer(body, part), trace_model_step(asked))
+    assert with_optimizer(body, part | {"gradients": part["gradients"][1:]}) is None
+
+
+def test_a_single_example_has_the_optimizer_of_several():
+    one, several = (replace(STEP, batch_size=number, optimizer="lion") for number in (1, 4))
+    assert plain(one) == plain(several)
+
+
 def test_a_line_of_offloaded_activations_ends_where_some_are_too_small():
     step = replace(STEP, offload="activations")
     drawn = line_of(replace(step, length=None), trace_model_step)

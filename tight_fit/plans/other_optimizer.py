@@ -32,6 +32,7 @@ from tight_fit.trace.storage_trace import (
 ON_HOST = "optimizer"  # what offload says where an optimizer's states wait in the host's memory
 OPTIMIZER = PHASES.index("optimizer")
 PLAIN: dict[str, Any] = {
+    "batch_size": 2,  # a single example takes other operations than several, and the same optimizer
     "checkpointing": False,
     "accumulation": 1,
     "attention": None,
@@ -116,13 +117,14 @@ def with_optimizer(traced: Traced, part: Mapping[str, Any], accumulation: int = 
     end, own = _end(trace), _born(trace.events[: trace.begin])
     count = sum(event[2] == PARAMETERS for event in trace.events[: trace.begin])
     there = _living_at(trace, end)
-    gradients, last = _of_parameters(trace, there, end), there.born
+    of_parameters, last = _of_parameters(trace, there, end), there.born
+    gradients = _of_sizes(part["gradients"], of_parameters, trace.bytes)
     if (
         operations is None
+        or gradients is None
         or any(event[3] != OPTIMIZER for event in trace.events[end:])
         or sorted(trace.reached) != part["reached"]
         or trace.bytes[:count] != part["bytes"][:count]
-        or [trace.bytes[storage] for storage in gradients] != part["gradients"]
     ):
         return None
     living = Living()
@@ -197,6 +199,20 @@ def _living_at(trace: StorageTrace, end: int) -> Living:
     living = Living()
     living.follow(trace.events[:end])
     return living
+
+
+def _of_sizes(sizes: list[int], storages: list[int], there: list[int]) -> list[int] | None:
+    """Storages in the order of these sizes, None where they have others.
+
+    A loss in chunks makes the gradient of shared embeddings later. Which of a size is which does
+    not matter, as all are freed at once.
+    """
+    of_size: dict[int, list[int]] = {}
+    for storage in reversed(storages):
+        of_size.setdefault(there[storage], []).append(storage)
+    if sorted(sizes) != sorted(there[storage] for storage in storages):
+        return None
+    return [of_size[size].pop() for size in sizes]
 
 
 def _of_parameters(trace: StorageTrace, living: Living, end: int) -> list[int]:
