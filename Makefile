@@ -165,7 +165,7 @@ notebooks: $(NEEDS)
 plans: $(NEEDS)
 	@$(PY) -m tools.course.kept_plans
 	@$(PY) -m tight_fit.command.ship
-	@$(PY) -m tight_fit.command.ship_traces
+	@$(PY) -m tight_fit.command.ship_traces --again
 
 badges: $(NEEDS)
 	@$(COURSE) badges

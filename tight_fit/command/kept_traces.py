@@ -132,13 +132,16 @@ class ShippedLines:
         self._read: dict[str, TraceLine] = {}
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> ShippedLines:
-        """Those of a model, none where they are not there or of other versions of the libraries."""
+    def of(cls, values: dict[str, Any], stale: bool = False) -> ShippedLines:
+        """Those of a model, none where they are not there or of other versions of the libraries.
+
+        stale  also those of other versions
+        """
         with contextlib.suppress(OSError, ValueError, lzma.LZMAError):
             text = lzma.decompress(place_of(values).read_bytes()).decode("ascii")
             first, rows, *rest = text.splitlines()
             head = json.loads(first)
-            if _releases(head["versions"]) == _releases(question.versions()):
+            if stale or _releases(head["versions"]) == _releases(question.versions()):
                 return cls(head, dict(line.split(" ", 1) for line in rest), json.loads(rows))
         return cls({}, {})
 

@@ -2,14 +2,13 @@
 tight_fit.command.ship_traces`.
 
 With them the command answers a first question about such a model without PyTorch, whatever its
-batch size, GPU and, within bounds, length. The steps are each model's as it is, and those with the
-changes that most people make, alone and together. Lines with further axes give other numbers of
-classes and ranks of adapters (`with_axes`). Of optimizers only their parts are kept
-(`plans.other_optimizer`). A loss in chunks has a line where these are alike; offloaded activations
-have one where all are large enough to be offloaded.
+batch size, GPU and, within bounds, length. `command.shipped_steps` says of which steps. Lines with
+further axes give other numbers of classes and ranks of adapters (`with_axes`). A loss in chunks has
+a line where these are alike; offloaded activations have one where all are large enough to be
+offloaded.
 
 Nothing here notices that the planner itself has changed: `tests/command/test_shipped_traces.py`
-traces a sample anew and compares. Where they differ, ship all of them again.
+traces a sample anew and compares. Where they differ, ship them `--again`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ from tight_fit.command.answer import quietly, step_of, trainer_optimizer
 from tight_fit.command.arguments import OneLineParser
 from tight_fit.command.kept_traces import PART, ShippedLines
 from tight_fit.command.ship import asked_of
+from tight_fit.command.shipped_steps import steps_of, with_optimizers
 from tight_fit.command.wrapper import run
 from tight_fit.models import config as hf_config
 from tight_fit.models import names as model_names
-from tight_fit.models.config import LANGUAGE_MODELS
 from tight_fit.models.step import ModelStep
-from tight_fit.optimizer_kinds import OPTIMIZERS
 from tight_fit.plans import chunk_lines
 from tight_fit.plans.batch_line import general
 from tight_fit.plans.other_optimizer import optimizer_part, plain, with_adamw
@@ -47,44 +45,8 @@ from tight_fit.plans.trace_line import (
     fitted,
     grid,
 )
-from tight_fit.search.remedies import RANK, Remedies
+from tight_fit.search.remedies import RANK
 
-# Ranks of adapters of which an optimizer's part and a line of offloaded activations are kept: from
-# some rank on the activations of the adapters are offloaded as well.
-RANKS = (RANK, 16, 32, 64)
-# Fields whose values are taken with each of the others'.
-TOGETHER: dict[str, tuple[Any, ...]] = {
-    "precision": (None, "bf16", "fp16"),
-    "accumulation": (1, 2),  # that with more micro-batches is computed from it
-    "checkpointing": (False, True),
-    "lora_rank": (None, RANK),
-}
-ALONE: tuple[dict[str, Any], ...] = (
-    {"precision": "fp16"},
-    {"weights": "bf16", "precision": "bf16"},
-    {"offload": "activations"},
-    {"offload": "activations", "precision": "fp16"},
-    {"offload": "activations", "precision": "bf16"},
-)
-# Taken in each precision.
-IN_EACH: tuple[dict[str, Any], ...] = (
-    {"attention": "eager"},
-    {"compile": True},
-    {"lora_rank": RANK, "lora_targets": "all-linear"},
-    {"optimizer_in_backward": True, "max_grad_norm": None},
-)
-# DPO, whose examples are pairs of answers.
-OF_PAIRS: tuple[dict[str, Any], ...] = tuple(
-    {"task": "dpo", "lora_rank": rank, "checkpointing": again}
-    for rank, again in product((None, RANK), (False, True))
-)
-# Each number of frozen layers has a line in a model with fewer than twice as many layers, every
-# second number in one with twice as many, and so on.
-FROZEN = 12
-OTHERS: tuple[dict[str, Any], ...] = (
-    *({"optimizer": name} for name in OPTIMIZERS if name not in ("adamw", "muon")),
-    {"offload": "optimizer"},
-)
 FURTHER: list[Place] = [(5, 200), (3, 333)]  # where a line is checked, beside its longest length
 LARGE: list[Place] = [(48, 176), (50, 333)]  # the same of a line of offloaded activations
 # Of each further axis what is added to its value for the traces that give it, and its largest
@@ -95,11 +57,12 @@ ODD = {"classes": 7, "lora_rank": 4}  # checked as well, or the next value where
 LONGEST = (4096, 2048, 1024, 512)  # tokens up to which a line is taken, the first that holds
 
 
-def ship(names: Iterable[str], few: bool = False, more: bool = False) -> None:
+def ship(names: Iterable[str], few: bool = False, more: bool = False, again: bool = False) -> None:
     """Trace the steps of models and write the files that `kept_traces.ShippedLines` reads.
 
-    few   only each model's step as it is
-    more  what is there stays, and only what is missing is traced
+    few    only each model's step as it is
+    more   what is there stays, and only what is missing is traced
+    again  what is there is traced anew, and nothing else
     """
     from tight_fit.plans.model import trace_model_step  # imports PyTorch
 
@@ -119,8 +82,9 @@ def ship(names: Iterable[str], few: bool = False, more: bool = False) -> None:
             for key in (name.removeprefix(PART) for name in known.lines)
             if (part := known.part(key)) is not None
         }
+        wanted = ShippedLines.of(asked.values, stale=True).lines if again else None
         try:
-            _trace_all(step_of(asked), few, trace, lines, parts)
+            _trace_all(step_of(asked), few, trace, lines, parts, wanted)
         finally:  # what was traced before an interruption is kept; `more` goes on from there
             print(f"{name}: {len(lines)} lines, {len(parts)} parts", file=sys.stderr, flush=True)
             if lines:
@@ -128,11 +92,21 @@ def ship(names: Iterable[str], few: bool = False, more: bool = False) -> None:
 
 
 def _trace_all(
-    step: ModelStep, few: bool, trace: Any, lines: dict[str, TraceLine], parts: dict[str, Any]
+    step: ModelStep,
+    few: bool,
+    trace: Any,
+    lines: dict[str, TraceLine],
+    parts: dict[str, Any],
+    wanted: Container[str] | None = None,
 ) -> None:
-    """Add lines and parts of a step that are not there yet."""
+    """Add lines and parts of a step that are not there yet.
+
+    wanted  the keys of those that are taken, None for all
+    """
     for changed in [step] if few else steps_of(step):
         key = question.digest(general(changed, "cuda"))
+        if wanted is not None and key not in wanted:
+            continue
         line = lines.get(key) or line_of(changed, trace)
         if line is not None:
             known = line.packed.get("axes", {})
@@ -142,75 +116,27 @@ def _trace_all(
             lines[key] = with_axes(line, changed, axes, trace)
     usual = cache(trace)  # with fused AdamW: the same beside each of the other optimizers
     for changed in [] if few else with_optimizers(step):
-        parts |= part_of(changed, trace, parts, usual)
-
-
-def steps_of(step: ModelStep) -> Iterator[ModelStep]:
-    """A step with the changes that it takes."""
-    yield from _changed(step, _together(step))
-    yield from _changed(step, _alone(step))
-
-
-def _changed(step: ModelStep, changes: Iterable[dict[str, Any]]) -> Iterator[ModelStep]:
-    for change in changes:
-        changed = change | {"precision": change.get("precision") or step.precision}
-        with suppress(ValueError):
-            yield replace(step, **changed)
-        if "accumulation" in change:  # one example per micro-batch
-            with suppress(ValueError):
-                yield replace(step, **changed, batch_size=change["accumulation"])
-
-
-def _together(step: ModelStep) -> Iterator[dict[str, Any]]:
-    """Changes of `TOGETHER`; of a language model also in 4 bits, and with its loss in chunks."""
-    in_four = Remedies(step, "H100").four_bits()
-    for loss in ("full", "chunked") if step.task in LANGUAGE_MODELS else ("full",):
-        for values in product(*TOGETHER.values()):
-            change = dict(zip(TOGETHER, values), loss=loss)
-            # Weights in 16 bits take autocast of their own dtype.
-            if step.weights == "fp32" or change["precision"] is None:
-                yield change
-            if change["precision"] is None and change["lora_rank"]:
-                yield from (change | other for other in in_four)
-
-
-def _alone(step: ModelStep) -> Iterator[dict[str, Any]]:
-    yield from ALONE
-    for rank, base in product(RANKS, ({}, *Remedies(step, "H100").four_bits())):
-        yield {**base, "offload": "activations", "lora_rank": rank}
-    for precision in TOGETHER["precision"] if step.weights == "fp32" else (None,):
-        yield from ({"precision": precision, **change} for change in IN_EACH)
-    if step.task == "causal-lm":
-        yield from OF_PAIRS
-    layers = getattr(hf_config.text_config(step.config), "num_hidden_layers", 0)
-    for number in range(layers, 0, -max(1, layers // FROZEN)):
-        yield {"frozen": number}
-
-
-def with_optimizers(step: ModelStep) -> Iterator[ModelStep]:
-    """A step with each of the other optimizers, whose parts are of use in others."""
-    in_four = Remedies(step, "H100").four_bits()
-    adapters = [base | {"lora_rank": rank} for rank in RANKS for base in ({}, *in_four)]
-    for precision, which in product((step.precision, "fp16"), ({}, *adapters)):
-        for other in OTHERS:
-            if step.weights == "fp32" or precision != "fp16":
-                with suppress(ValueError):
-                    yield replace(step, **{"precision": precision} | which | other)
+        parts |= part_of(changed, trace, parts, usual, wanted)
 
 
 def part_of(
-    step: ModelStep, trace: Any, parts: Container[str], usual: Any
+    step: ModelStep,
+    trace: Any,
+    parts: Container[str],
+    usual: Any,
+    wanted: Container[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """{key: the part of a step's optimizer}, empty where it is none by itself or is there.
 
-    usual  traces the step with fused AdamW
+    usual   traces the step with fused AdamW
+    wanted  as for `_trace_all`
     """
     alone = plain(at(step, FIRST if step.tokens else (FIRST[0], None)))
     beside = with_adamw(alone) if alone else None
     if alone is None or beside is None:
         return {}
     key = question.digest(general(alone, "cuda"))
-    if key in parts:
+    if key in parts or wanted is not None and PART + key not in wanted:
         return {}
     try:
         part = optimizer_part(trace(alone), usual(beside))
@@ -356,8 +282,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="by default all")
     parser.add_argument("--few", action="store_true", help="only each model's step as it is")
     parser.add_argument("--more", action="store_true", help="only what is not there yet")
+    parser.add_argument("--again", action="store_true", help="what is there anew, nothing else")
     asked = parser.parse_args()
-    ship(asked.models or model_names.known(), asked.few, asked.more)
+    ship(asked.models or model_names.known(), asked.few, asked.more, asked.again)
 
 
 if __name__ == "__main__":
