@@ -205,7 +205,8 @@ def test_a_sample_with_another_optimizer_is_what_is_traced_today(of_these_versio
         for body in steps_of(step)
         if digest_of(body) in lines and (body.offload is None)
         for other in OTHERS
-        if (changed := possible(body, other)) and PART + digest_of(plain(changed)) in lines
+        if (changed := possible(body, other)) and with_adamw(changed)
+        if PART + digest_of(plain(changed)) in lines
     ]
     assert len(there) > 5
     for changed in draw.sample(there, 2):
@@ -226,6 +227,8 @@ def digest_of(step):
 def same_as_traced(name, step, draw):
     least, few = (64, 128) if step.offload == "activations" else (2, 16)
     length = draw.randrange(least if least > 9 else few, 65) * 8 if step.tokens else None
+    if step.loss == "chunked":  # in chunks that are alike
+        length = draw.choice([256, 512])
     asked = at(step, (draw.randrange(least, least + 38), length))
     found = KeptTraces(asked_of(name).values).computed("cuda", asked)
     assert found is not None
