@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, T5Config
 
 from tests.command.test_kept_traces import ALONE
 from tests.small import configured, python
@@ -205,8 +205,8 @@ def test_a_sample_with_another_optimizer_is_what_is_traced_today(of_these_versio
         for body in steps_of(step)
         if digest_of(body) in lines and (body.offload is None)
         for other in OTHERS
-        if (changed := possible(body, other)) and with_adamw(changed)
-        if PART + digest_of(plain(changed)) in lines
+        if (changed := possible(body, other)) and PART + digest_of(plain(changed)) in lines
+        if not (body.checkpointing and name.startswith("google-t5/"))  # see below
     ]
     assert len(there) > 5
     for changed in draw.sample(there, 2):
@@ -266,6 +266,17 @@ def test_embeddings_that_are_shared_may_have_their_gradient_later():
     body = trace_model_step(with_adamw(asked))
     assert equal(with_optimizer(body, part), trace_model_step(asked))
     assert with_optimizer(body, part | {"gradients": part["gradients"][1:]}) is None
+
+
+def test_a_part_that_leaves_what_was_freed_with_adamw_is_none():
+    """T5 with checkpointing frees two storages at the end of the step."""
+    config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4, vocab_size=640)
+    step = ModelStep(config, 2, 128, task="seq2seq-lm")
+    alone = plain(replace(step, optimizer="adafactor"))
+    part = optimizer_part(trace_model_step(alone), trace_model_step(with_adamw(alone)))
+    usual, again = (trace_model_step(replace(step, checkpointing=on)) for on in (False, True))
+    assert equal(with_optimizer(usual, part), trace_model_step(alone))
+    assert with_optimizer(again, part) is None
 
 
 def test_a_single_example_has_the_optimizer_of_several():

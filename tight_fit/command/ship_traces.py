@@ -162,7 +162,8 @@ def line_of(step: ModelStep, trace: Any) -> TraceLine | None:
     elif step.micro_batch == 1:
         first, further = 1, [(1, tokens) for _, tokens in FURTHER]
     start = None if chunks is None else chunk_lines.start_of(first, *chunks)
-    positions = getattr(hf_config.text_config(step.config), "max_position_embeddings", LONGEST[0])
+    text = hf_config.text_config(step.config)
+    positions = getattr(text, "max_position_embeddings", None) or LONGEST[0]
     for longest in LONGEST if step.length is None and step.tokens else (None,):
         if (longest or 0) > positions:
             continue

@@ -28,7 +28,6 @@ from tight_fit.gpus import WORKSPACE
 from tight_fit.units import GIB, MIB
 
 # Bytes. The names in parentheses are those of CUDACachingAllocator.cpp.
-BITS = 48  # of an address
 UNIT = 512  # every block is a multiple of it (kMinBlockSize)
 SMALL = MIB  # tensors up to this size have a pool of their own (kSmallSize)
 SMALL_SEGMENT = 2 * MIB  # (kSmallBuffer)
@@ -235,9 +234,8 @@ class CachingAllocator:
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self._used: dict[int, _Block] = {}  # those that `malloc` gave
         self._segments: dict[int, _Block] = {}  # address -> its first block
-        # Free blocks by their key, and for each pool (of small blocks?) the keys, sorted.
-        self._blocks: dict[int, _Block] = {}
-        self._free: dict[bool, list[int]] = {True: [], False: []}
+        # is it the pool of small blocks? -> its free blocks as (size, address, block), sorted
+        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
         self._next = 0
 
     def malloc(self, size: int) -> int:
@@ -255,51 +253,36 @@ class CachingAllocator:
         CapacityExceeded."""
         small = size <= SMALL
         pool = self._free[small]
-        index = bisect_left(pool, size << BITS)  # the smallest free block that is large enough
-        if index < len(pool):
-            block = self._blocks.pop(pool.pop(index))
-        else:
-            block = self._segment(size, small)
-        whole = block.size
-        rest = whole - size
-        if rest and (small or rest > SMALL):  # a smaller rest stays with the tensor
-            following = block.next
-            block.next = left = _Block(block.address + size, rest, small, block, following)
+        index = bisect_left(pool, (size,))  # the smallest free block that is large enough
+        block = pool.pop(index)[2] if index < len(pool) else self._segment(size, small)
+        rest = block.size - size
+        if rest >= UNIT if small else rest > SMALL:  # a smaller rest stays with the tensor
+            address, following = block.address + size, block.next
+            block.next = left = _Block(address, rest, small, block, following)
             if following is not None:
                 following.previous = left
-            block.size = whole = size
-            left.key = key = rest << BITS | left.address
-            self._blocks[key] = left
-            insort(pool, key)
-        block.key = 0
-        self.allocated = allocated = self.allocated + whole
-        if allocated > self.most_allocated:
-            self.most_allocated = allocated
+            block.size = size
+            insort(pool, (rest, address, left))
+        block.used = True
+        self.allocated += block.size
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
         return block
 
     def give(self, block: _Block) -> None:
         """Give a block of `take` back, as `free` does."""
-        size = block.size
-        self.allocated -= size
-        pool, blocks = self._free[block.small], self._blocks
+        self.allocated -= block.size
+        pool = self._free[block.small]
+        block.used = False
         following, previous = block.next, block.previous
-        if following is not None and (key := following.key):
-            del pool[bisect_left(pool, key)], blocks[key]
-            size += following.size
-            block.next = after = following.next
-            if after is not None:
-                after.previous = block
-        if previous is not None and (key := previous.key):
-            del pool[bisect_left(pool, key)], blocks[key]
-            size += previous.size
-            previous.next = after = block.next
-            if after is not None:
-                after.previous = previous
+        if following is not None and not following.used:
+            del pool[bisect_left(pool, (following.size, following.address))]
+            _join(block, following)
+        if previous is not None and not previous.used:
+            del pool[bisect_left(pool, (previous.size, previous.address))]
+            _join(previous, block)
             block = previous
-        block.size = size
-        block.key = key = size << BITS | block.address
-        blocks[key] = block
-        insort(pool, key)
+        insort(pool, (block.size, block.address, block))
 
     def segments(self) -> list[list[tuple[int, int, bool]]]:
         """The blocks of each segment that is held, in their order: (address, bytes, used)."""
@@ -308,7 +291,7 @@ class CachingAllocator:
             held.append([])
             block: _Block | None = first
             while block is not None:
-                held[-1].append((block.address, block.size, not block.key))
+                held[-1].append((block.address, block.size, block.used))
                 block = block.next
         return held
 
@@ -345,13 +328,13 @@ class CachingAllocator:
         """
         for pool in self._free.values():
             kept = []
-            for key in pool:
-                block = self._blocks[key]
+            for free in pool:
+                size, address, block = free
                 if block.previous is None and block.next is None:
-                    self.reserved -= block.size
-                    del self._segments[block.address], self._blocks[key]
+                    self.reserved -= size
+                    del self._segments[address]
                 else:
-                    kept.append(key)
+                    kept.append(free)
             pool[:] = kept
 
 
@@ -362,7 +345,15 @@ class _Block:
     small: bool
     previous: _Block | None  # its neighbours in the segment
     next: _Block | None
-    key: int = 0  # of a free block: its size, then its address; 0 where it is used
+    used: bool = False
+
+
+def _join(block: _Block, following: _Block) -> None:
+    """Let a block take in the one that follows it in its segment."""
+    block.size += following.size
+    block.next = further = following.next
+    if further is not None:
+        further.previous = block
 
 
 def _round_up(size: int, unit: int) -> int:

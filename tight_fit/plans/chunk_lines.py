@@ -15,7 +15,7 @@ from tight_fit.plans.living import Living
 from tight_fit.trace.storage_trace import BORN, StorageTrace
 
 FEW = 3  # chunks of the trace of a line: the first, the last and one between them
-LEAST = 2  # chunks for which a line is taken
+FEWEST = 2  # chunks for which a line is taken
 LARGER = 8  # tokens that the chunks have more whose trace tells how they grow
 Place = tuple[int, int | None]  # as in `trace_line`, which has the lines
 Parts = list[list[int]]  # [index, length]: before the index lies the part of one chunk
@@ -29,7 +29,7 @@ def divided(tokens: int, least: int, most: int) -> tuple[int, int] | None:
     most   chunks at most
     """
     number, rest = divmod(tokens, least) if tokens < least * most else (most, tokens % most)
-    return None if rest or number < LEAST else (number, tokens // number)
+    return None if rest or number < FEWEST else (number, tokens // number)
 
 
 def start_of(batch: int, least: int, most: int) -> tuple[int, int]:

@@ -46,9 +46,6 @@ def with_adamw(step: ModelStep) -> ModelStep | None:
     where an optimizer's part is no part by itself."""
     if step.optimizer_in_backward or step.float8 is not None:
         return None
-    # With recomputed layers a step of T5 frees two storages elsewhere than one with fused AdamW.
-    if step.checkpointing and getattr(step.config, "is_encoder_decoder", False):
-        return None
     offload = None if step.offload == ON_HOST else step.offload
     if (step.optimizer, step.offload) == ("adamw", offload):
         return None
@@ -115,7 +112,8 @@ def optimizer_part(traced: Traced, usual: Traced) -> dict[str, Any] | None:
 
 def with_optimizer(traced: Traced, part: Mapping[str, Any], accumulation: int = 1) -> Traced | None:
     """The trace of a step with the optimizer of a part, in place of fused AdamW that it was traced
-    with; None where the part is of other parameters."""
+    with; None where the part is of other parameters, or leaves something that was freed at the end
+    of the step, as T5 with checkpointing has it."""
     (trace, parameters), operations = traced, traced[0].operations
     end, own = _end(trace), _born(trace.events[: trace.begin])
     count = sum(event[2] == PARAMETERS for event in trace.events[: trace.begin])
@@ -144,6 +142,10 @@ def with_optimizer(traced: Traced, part: Mapping[str, Any], accumulation: int = 
                 living.add(storage + more, category)
     living.born = last + more
     events = [*states, *body, *living.events(part["update"])]
+    if {storage + more for storage in _left(trace.events, own, last)} != _left(
+        events, before, last + more
+    ):
+        return None
     changed = StorageTrace(
         [*part["bytes"][:before], *trace.bytes[own:last], *part["bytes"][before:]],
         [*part["made_by"][:before], *trace.made_by[own:last], *part["made_by"][before:]],
@@ -175,6 +177,12 @@ def op_of(values: list[Any]) -> Op:
 
 def _born(events: Iterable[Event]) -> int:
     return sum(event[0] == BORN for event in events)
+
+
+def _left(events: Iterable[Event], first: int, last: int) -> set[int]:
+    """Of the storages from the first on, up to the last, those that are never freed."""
+    freed = {event[1] for event in events if event[0] == DIES}
+    return {storage for storage in range(first, last) if storage not in freed}
 
 
 def _end(trace: StorageTrace) -> int:
